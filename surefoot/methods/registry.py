@@ -1,0 +1,102 @@
+"""Names to rows: the built-in ones, changed ones, and a user's own.
+
+Owns the lookup and the loading of a user's row file.
+Refuses to own the values (`table.py`) and their reading (`coerce.py`).
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from surefoot.errors import RecipeError
+from surefoot.methods.checks import did_you_mean
+from surefoot.methods.coerce import with_fields
+from surefoot.methods.table import ROWS
+from surefoot.methods.types import Method, Preference, Row, Supervised
+
+_BY_NAME: Mapping[str, Row] = MappingProxyType({row.name: row for row in ROWS})
+_TYPES: Mapping[str, type[Row]] = {
+    "method": Method,
+    "preference": Preference,
+    "supervised": Supervised,
+}
+
+
+def rows() -> Mapping[str, Row]:
+    """Every built-in row by name, in the order of the table."""
+    return _BY_NAME
+
+
+def get(name: str) -> Row:
+    """The built-in row `name`; RecipeError with the nearest name otherwise."""
+    if name not in _BY_NAME:
+        raise RecipeError(f"method: there is no row {name!r}{did_you_mean(name, _BY_NAME)}")
+    return _BY_NAME[name]
+
+
+def base(spec: str | Mapping[str, Any], *, base_dir: Path | None = None) -> Row:
+    """The row that `spec` starts from, before its field overrides.
+
+    A name; or a mapping with exactly one of `name` (a built-in row; with `type` method, preference
+    or supervised, an unnamed row starting from that type's defaults) and `use` (`file.py:ROW`,
+    relative to `base_dir`, else the working directory; or `package.module:ROW`).
+    """
+    if isinstance(spec, str):
+        return get(spec)
+    chosen = [key for key in ("name", "use") if spec.get(key) is not None]
+    if chosen == ["use"]:
+        if "type" in spec:
+            raise RecipeError("method.type: goes with name, not with use; leave it out")
+        return _load(str(spec["use"]), base_dir)
+    if chosen != ["name"]:
+        raise RecipeError(
+            "method: say exactly one of name (a built-in row) and use (file.py:ROW)"
+            f"; built in: {', '.join(_BY_NAME)}"
+        )
+    name = str(spec["name"])
+    if "type" not in spec:
+        return get(name)
+    kind = str(spec["type"])
+    if kind not in _TYPES:
+        raise RecipeError(f"method.type: {kind!r} is not known{did_you_mean(kind, _TYPES)}")
+    return _TYPES[kind](name=name)
+
+
+def resolve(spec: str | Mapping[str, Any], *, base_dir: Path | None = None) -> Row:
+    """The row that a recipe's `method` key means; `base` and then the field overrides."""
+    row = base(spec, base_dir=base_dir)
+    if isinstance(spec, str):
+        return row
+    changes = {k: v for k, v in spec.items() if k not in ("name", "use", "type")}
+    return with_fields(row, changes)
+
+
+def _load(use: str, base_dir: Path | None) -> Row:
+    place, colon, attribute = use.rpartition(":")
+    if not colon or not place or not attribute:
+        raise RecipeError(f"method.use: {use!r} must read file.py:ROW or package.module:ROW")
+    if place.endswith(".py"):
+        path = (base_dir or Path.cwd()) / place
+        if not path.is_file():
+            raise RecipeError(f"method.use: {place} does not exist (looked in {path.parent})")
+        namespace = runpy.run_path(str(path))
+    else:
+        try:
+            namespace = vars(importlib.import_module(place))
+        except ModuleNotFoundError as error:
+            raise RecipeError(f"method.use: cannot import {place}: {error}") from error
+    found = [name for name, value in namespace.items() if isinstance(value, Row)]
+    if attribute not in namespace:
+        raise RecipeError(f"method.use: {place} has no {attribute}{did_you_mean(attribute, found)}")
+    row = namespace[attribute]
+    if not isinstance(row, Row):
+        raise RecipeError(
+            f"method.use: {attribute} in {place} is of type {type(row).__name__}, not a Method, "
+            "Preference or Supervised row"
+        )
+    return row

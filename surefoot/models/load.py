@@ -1,0 +1,122 @@
+"""Loading a causal language model, its tokenizer and its template; and their identity.
+
+Owns the path from `model.path` to a module in `model.dtype`, and the hash by which a resumed run
+knows its reference again. Refuses pickled weights, and remote code unless allowed by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from surefoot.errors import ModelError
+from surefoot.models.alias import ALIASES, alias_directory
+from surefoot.models.template import PromptTemplate, stop_ids
+from surefoot.recipe import Recipe
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
+_PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready for training: eval mode, gradients on, with its template and stop ids."""
+
+    model: PreTrainedModel
+    template: PromptTemplate
+    stop_ids: tuple[int, ...]
+    source: str
+    """What a resumed run loads again: a directory, an id, an alias, or `object`."""
+    hash: str
+    """sha256 over the weights in memory, the config and the template."""
+
+
+def load_model(recipe: Recipe) -> LoadedModel:
+    """Load the policy that a recipe names. ModelError names the path and the mend."""
+    section = recipe.model
+    folder = resolve_directory(section.path)
+    remote = "remote_code" in recipe.run.allow
+    where = {"revision": section.revision, "trust_remote_code": remote}
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        config = AutoConfig.from_pretrained(folder, **where)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **where)
+        model = AutoModelForCausalLM.from_pretrained(
+            folder, config=config, dtype=DTYPES[section.dtype], use_safetensors=True, **where
+        )
+    except (OSError, ValueError, KeyError) as error:
+        raise ModelError(_why_not(section.path, error)) from error
+    template = PromptTemplate(
+        tokenizer, template=section.template, max_context=_context(model.config)
+    )
+    return wrap_model(model, template, source=section.path)
+
+
+def wrap_model(model: PreTrainedModel, template: PromptTemplate, *, source: str) -> LoadedModel:
+    """Make a model that is already in memory ready for training."""
+    model.requires_grad_(True)
+    # Dropout is off unless asked for (law 7): the ratio must start at exactly 1.
+    model.eval()
+    ends = stop_ids(model.config, model.generation_config, template)
+    if not ends:
+        raise ModelError(
+            f"model.path: {source} names no end-of-sequence id in its config, generation config, "
+            "tokenizer or template; add eos_token_id to its generation_config.json"
+        )
+    return LoadedModel(model, template, ends, source, identity(model, template))
+
+
+def identity(model: PreTrainedModel, template: PromptTemplate) -> str:
+    """sha256 of every parameter's bytes, the config and the template: the same model, or not."""
+    digest = hashlib.sha256()
+    config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_")}
+    config.pop("transformers_version", None)
+    digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+    digest.update(template.identity.encode())
+    for name, parameter in model.named_parameters():
+        digest.update(name.encode())
+        flat = parameter.detach().contiguous().view(torch.uint8).reshape(-1)
+        digest.update(flat.cpu().numpy())
+    return digest.hexdigest()
+
+
+def resolve_directory(path: str) -> str:
+    """Aliases become directories; directories with pickled weights alone are refused (law 16)."""
+    if path in ALIASES:
+        return str(alias_directory(path))
+    folder = Path(path)
+    if folder.is_dir():
+        if not (folder / "config.json").is_file():
+            raise ModelError(f"model.path: {path} holds no config.json, so it is no model directory")
+        weights = list(folder.glob("*.safetensors"))
+        pickles = [file.name for pattern in _PICKLES for file in folder.glob(pattern)]
+        if not weights and pickles:
+            raise ModelError(
+                f"model.path: {path} holds only pickled weights ({pickles[0]}), and nothing is "
+                "unpickled here; save the model again as safetensors"
+            )
+    elif path.startswith((".", "/", "~")):
+        raise ModelError(f"model.path: there is no directory {path}")
+    return path
+
+
+def _why_not(path: str, error: Exception) -> str:
+    first = str(error).strip().split("\n")[0]
+    return (
+        f"model.path: cannot load {path!r} ({first}); give a model directory, a Hugging Face id "
+        f"that this machine has or can reach, or the alias {ALIASES[0]}"
+    )
+
+
+def _context(config: transformers.PretrainedConfig) -> int:
+    for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
+        value = config.to_dict().get(name)
+        if isinstance(value, int) and value > 0:
+            return value
+    return 1 << 30

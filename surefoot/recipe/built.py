@@ -1,0 +1,77 @@
+"""Which keys of a recipe have their function in this version.
+
+Owns the table `BUILT` for the recipe's own keys; a row's are in `methods/built.py`.
+Refuses to own anything about values that are built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from surefoot.errors import NotBuiltError
+from surefoot.methods import check_built
+from surefoot.recipe.recipe import Recipe
+
+BUILT: Mapping[str, tuple[Any, ...]] = {
+    "model.gradient_checkpointing": (False,),
+    "model.lora": (None,),
+    "model.template": ("auto", "none"),
+    "critic.path": (None,),
+    "critic.layers": (None,),
+    "critic.share_trunk": (False,),
+    "critic.init": (None,),
+    "critic.learning_rate": (None,),
+    "rollout.engine": ("local",),
+    "rollout.ahead": (0,),
+    "rollout.urls": ((),),
+    "optim.batch_size": (None,),
+    "optim.offload": (False,),
+    "run.epochs": (None,),
+    "doctor.action": ("report",),
+    "judge.base_url": (None,),
+    "judge.model": (None,),
+    "judge.budget_calls": (None,),
+    "judge.budget_usd": (None,),
+}
+"""Key -> the values whose functions exist; a key that is not here is built whole."""
+
+BUILT_DATA: Mapping[str, tuple[Any, ...]] = {
+    "from_step": (0,),
+    "until_step": (None,),
+    "max_tokens": (None,),
+    "keep_solve_rate": (None,),
+}
+BUILT_REWARD: Mapping[str, tuple[Any, ...]] = {"price": (None,)}
+
+
+def check(recipe: Recipe) -> None:
+    """Raise NotBuiltError naming the key, the value and what is built."""
+    for key, values in BUILT.items():
+        section, _, name = key.partition(".")
+        _check(key, getattr(getattr(recipe, section), name), values)
+    for index, source in enumerate(recipe.data):
+        for name, values in BUILT_DATA.items():
+            _check(f"data.{index}.{name}", getattr(source, name), values)
+    for index, part in enumerate(recipe.reward):
+        for name, values in BUILT_REWARD.items():
+            _check(f"reward.{index}.{name}", getattr(part, name), values)
+    if recipe.stages:
+        raise NotBuiltError("stages: not built yet in this version; leave it out")
+    check_built(recipe.method)
+
+
+def _check(key: str, value: Any, built: tuple[Any, ...]) -> None:
+    if value not in built:
+        words = ", ".join(_word(option) for option in built)
+        raise NotBuiltError(
+            f"{key}: {_word(value)} is not built yet in this version; built: {words}"
+        )
+
+
+def _word(value: Any) -> str:
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "[]" if value == () else str(value)

@@ -1,0 +1,140 @@
+"""Combinations of keys that cannot work, and aliases whose meaning depends on others.
+
+Owns every check that looks at more than one key of a recipe.
+Refuses to own single values (`schema.py`), rows (`methods/`) and what is built (`built.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from surefoot.errors import RecipeError
+from surefoot.methods import Method, Overlong
+from surefoot.methods.checks import did_you_mean
+from surefoot.recipe.aliases import COUNTS_OPTIMIZER_STEPS
+from surefoot.recipe.recipe import Recipe, leaves
+
+
+def check(recipe: Recipe, *, outside: Collection[str]) -> None:
+    """Raise RecipeError for the first combination that cannot work.
+
+    `outside` names the sections (data, reward) that Python objects will supply.
+    """
+    _sections(recipe, outside)
+    _sampling(recipe)
+    _length(recipe)
+    _evaluation(recipe, outside)
+    _permissions(recipe)
+    if isinstance(recipe.method, Method):
+        _online(recipe, recipe.method)
+
+
+def _sections(recipe: Recipe, outside: Collection[str]) -> None:
+    if not recipe.data and "data" not in outside:
+        raise RecipeError("data: is required; as in data: {source: addition, max_operand: 50}")
+    if recipe.data and "data" not in outside and all(s.role == "eval" for s in recipe.data):
+        raise RecipeError("data: every source has role eval; one must be for training")
+    online = isinstance(recipe.method, Method)
+    if online and not recipe.reward and "reward" not in outside:
+        raise RecipeError("reward: is required; as in reward: [{use: numeric}]")
+    if recipe.reward and all(part.weight == 0 for part in recipe.reward):
+        raise RecipeError("reward: every weight is 0, so every score is; give one a weight")
+    for index, source in enumerate(recipe.data):
+        if source.until_step is not None and source.until_step <= source.from_step:
+            raise RecipeError(f"data.{index}.until_step: must be above from_step")
+        if source.role == "eval" and source.eval_size:
+            raise RecipeError(
+                f"data.{index}.eval_size: every row of a source with role eval is for "
+                "evaluation; leave eval_size out"
+            )
+
+
+def _sampling(recipe: Recipe) -> None:
+    rollout = recipe.rollout
+    cut = {
+        "top_p": rollout.top_p < 1,
+        "top_k": rollout.top_k > 0,
+        "min_p": rollout.min_p > 0,
+    }
+    for name, active in cut.items():
+        if active and "truncated_sampling" not in recipe.run.allow:
+            raise RecipeError(
+                f"rollout.{name}: cuts the distribution that is sampled, but the gradient is that "
+                "of the whole one; leave it at its default, or add truncated_sampling to run.allow"
+            )
+    if rollout.min_new_tokens > rollout.max_new_tokens:
+        raise RecipeError(
+            f"rollout.min_new_tokens: {rollout.min_new_tokens} is above max_new_tokens "
+            f"({rollout.max_new_tokens})"
+        )
+    if any(not text for text in rollout.stop):
+        raise RecipeError("rollout.stop: an empty string stops every completion; remove it")
+    if recipe.model.template == "none" and recipe.model.system is not None:
+        raise RecipeError("model.system: nothing reads it because model.template is none")
+
+
+def _length(recipe: Recipe) -> None:
+    run, optim = recipe.run, recipe.optim
+    if run.steps is not None and optim.warmup_steps > run.steps:
+        raise RecipeError(
+            f"optim.warmup_steps: {optim.warmup_steps} is above run.steps ({run.steps}), so the "
+            "learning rate would never be reached"
+        )
+
+
+def _evaluation(recipe: Recipe, outside: Collection[str]) -> None:
+    given = any(source.role == "eval" or source.eval_size for source in recipe.data)
+    if recipe.run.eval_every and not given and "data" not in outside:
+        raise RecipeError(
+            "run.eval_every: there is nothing to evaluate on; set eval_size in data, add a source "
+            "with role: eval, or set run.eval_every to 0"
+        )
+
+
+def _permissions(recipe: Recipe) -> None:
+    known = leaves(recipe)
+    prefixes = {key.rsplit(".", n)[0] for key in known for n in range(key.count(".") + 1)}
+    for name in recipe.run.allow_change:
+        if name not in known and name not in prefixes:
+            raise RecipeError(
+                f"run.allow_change: there is no key {name!r}{did_you_mean(name, known)}"
+            )
+
+
+def _online(recipe: Recipe, row: Method) -> None:
+    run, optim, rollout = recipe.run, recipe.optim, recipe.rollout
+    for key, value in (("run.epochs", run.epochs), ("optim.batch_size", optim.batch_size)):
+        if value is not None:
+            raise RecipeError(
+                f"{key}: only supervised and preference methods read it; for {row.name} set "
+                "run.steps and rollout.prompts_per_step"
+            )
+    if run.steps is None:
+        raise RecipeError("run.steps: is required for an online method; as in run: {steps: 100}")
+    if row.minibatches > rollout.prompts_per_step:
+        raise RecipeError(
+            f"method.minibatches: {row.minibatches} optimizer steps cannot share "
+            f"rollout.prompts_per_step ({rollout.prompts_per_step}) prompts; groups are never "
+            "split between them"
+        )
+    for index, term in enumerate(row.shaping):
+        cache = term.cache if isinstance(term, Overlong) else None
+        if cache is not None and cache > rollout.max_new_tokens:
+            raise RecipeError(
+                f"method.shaping.{index}.cache: {cache} is above rollout.max_new_tokens "
+                f"({rollout.max_new_tokens}), so that every completion would be penalised"
+            )
+    _optimizer_steps(recipe, row)
+
+
+def _optimizer_steps(recipe: Recipe, row: Method) -> None:
+    if row.epochs * row.minibatches == 1:
+        return
+    for alias in COUNTS_OPTIMIZER_STEPS:
+        key = next((k for k, origin in recipe.origins.items() if origin == f"alias {alias}"), None)
+        if key is not None:
+            raise RecipeError(
+                f"{alias}: counts optimizer steps in TRL and {row.name} makes "
+                f"{row.epochs * row.minibatches} of them per rollout step here; set {key}, which "
+                "counts rollout steps"
+            )

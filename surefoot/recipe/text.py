@@ -1,0 +1,177 @@
+"""YAML and overrides to plain values.
+
+Owns the YAML dialect: YAML 1.2 numbers and booleans (`1e-5` is a number, `no` is a word), no
+duplicate keys, no tags; and the override notation `key.sub=value`.
+Refuses to own meaning: `load.py` and `schema.py` judge the values.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from surefoot.errors import RecipeError
+from surefoot.methods import FAMILIES
+
+_RESOLVERS = (
+    ("tag:yaml.org,2002:null", r"~|null|Null|NULL|", "~nN\0"),
+    ("tag:yaml.org,2002:bool", r"true|True|TRUE|false|False|FALSE", "tTfF"),
+    ("tag:yaml.org,2002:int", r"[-+]?[0-9]+", "-+0123456789"),
+    (
+        "tag:yaml.org,2002:float",
+        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?",
+        "-+.0123456789",
+    ),
+    ("tag:yaml.org,2002:merge", r"<<", "<"),
+)
+
+
+def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
+    table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
+    for tag, pattern, first in _RESOLVERS:
+        for character in first:
+            key = "" if character == "\0" else character
+            table.setdefault(key, []).append((tag, re.compile(f"(?:{pattern})$")))
+    return table
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = _resolvers()
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
+            if key.value in seen and key.tag != "tag:yaml.org,2002:merge":
+                line = key.start_mark.line + 1
+                raise RecipeError(f"line {line}: the key {key.value!r} is given twice")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
+    return int(loader.construct_scalar(node), 10)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _decimal)
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what the loader above reads back as the same value."""
+
+    yaml_implicit_resolvers = _resolvers()
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _float(dumper: Dumper, value: float) -> yaml.ScalarNode:
+    text = repr(value)
+    # Readers of YAML 1.1 take 1e-06 for a word; with a point it is a number for all of them.
+    if "e" in text and "." not in text:
+        text = text.replace("e", ".0e")
+    return dumper.represent_scalar("tag:yaml.org,2002:float", text)
+
+
+Dumper.add_representer(float, _float)
+
+
+def dump(value: Any) -> str:
+    """One value on one line of YAML."""
+    text = yaml.dump(
+        value,
+        Dumper=Dumper,
+        default_flow_style=True,
+        allow_unicode=True,
+        width=float("inf"),
+        sort_keys=False,
+    )
+    return text.removesuffix("\n").removesuffix("\n...")
+
+
+def parse(text: str, *, where: str) -> Any:
+    """YAML text to plain values; RecipeError names `where` and the line."""
+    try:
+        return yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise RecipeError(f"{where}: not readable as YAML: {_one_line(error)}") from error
+    except RecipeError as error:
+        raise RecipeError(f"{where}: {error}") from error
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"line {mark.line + 1}, column {mark.column + 1}: {error.problem}"
+    return " ".join(str(error).split())
+
+
+def read(path: Path) -> dict[str, Any]:
+    """A recipe file as plain values."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise RecipeError(f"{path}: there is no such recipe") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: cannot be read: {error}") from error
+    value = parse(text, where=str(path))
+    if value is None:
+        raise RecipeError(f"{path}: is empty; a recipe needs at least data, reward and method")
+    if not isinstance(value, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of sections, not {value!r:.40}")
+    return value
+
+
+def split_override(text: str) -> tuple[str, Any]:
+    """`key.sub=value` to (`key.sub`, value); the value is YAML."""
+    key, equals, value = text.partition("=")
+    key = key.strip().removeprefix("--")
+    if not equals or not key or any(not part for part in key.split(".")):
+        raise RecipeError(f"override {text!r}: write key.sub=value, as in optim.learning_rate=1e-5")
+    return key, parse(value, where=f"override {text!r}")
+
+
+def put(raw: dict[str, Any], key: str, value: Any) -> None:
+    """Set the dotted `key` in the plain recipe `raw`, making the mappings on the way.
+
+    A number indexes a list. A word on the way becomes the mapping that it stands for.
+    """
+    parts = key.split(".")
+    node: Any = raw
+    for depth, part in enumerate(parts):
+        here = ".".join(parts[: depth + 1])
+        if isinstance(node, list):
+            index = _index(node, part, here)
+            if depth == len(parts) - 1:
+                node[index] = value
+                return
+            node[index] = _opened(node[index], parts[depth - 1])
+            node = node[index]
+        elif depth == len(parts) - 1:
+            node[part] = value
+        else:
+            node[part] = _opened(node.get(part), part)
+            node = node[part]
+
+
+def _opened(node: Any, name: str) -> Any:
+    if node is None:
+        return {}
+    if isinstance(node, dict | list):
+        return node
+    family = FAMILIES.get(name)
+    if isinstance(node, str) and family is not None:
+        return {family.key: node}
+    return {}
+
+
+def _index(node: list[Any], part: str, here: str) -> int:
+    if part.isdigit() and int(part) < len(node):
+        return int(part)
+    if not part.isdigit() and len(node) == 1:
+        raise RecipeError(f"{here}: this key holds a list; write an index, as in 0.{part}")
+    raise RecipeError(f"{here}: the list has {len(node)} entries; write 0 to {len(node) - 1}")

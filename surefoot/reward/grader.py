@@ -1,0 +1,258 @@
+"""The grader: every reward on every completion, one three-valued score each (DESIGN law 13).
+
+Owns the order of the rewards, how their verdicts combine, the metrics of the last call, and telling
+each distinct failure once in the log.
+Refuses to own what is done with a missing or unscorable sample: the learner's side drops groups,
+quarantines rows and stops a run that fails too often.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from surefoot.records import Group, Score, ScoreStatus, StopReason
+from surefoot.reward.batch import encode_batch, read_reply
+from surefoot.reward.contract import (
+    PartScore,
+    RewardSample,
+    check_columns,
+    encode_sample,
+    failed,
+    sample_of,
+)
+from surefoot.reward.resolve import FunctionPart, Part, Reward, resolve
+from surefoot.reward.workers import Failure, Outcome, Workers
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Item:
+    """One completion to be scored, and where its row came from."""
+
+    sample: RewardSample
+    prompt_id: str
+    version: int
+
+
+class Grader:
+    """Scores groups with the rewards of one run.
+
+    `parts` are a recipe's reward entries, functions, or `FunctionPart`s; `functions` are added
+    after them. Construction finds and checks every reward and, if one of them needs it, forks the
+    process that later starts workers: build the grader before models, threads and GPUs. `base_dir`
+    is the recipe's folder, beside which `path/file.py:function` is looked for first.
+
+    A function runs in a worker process: what it prints goes to stderr, its input is empty, and its
+    globals are its worker's own. A deadline (`timeout`, wall-clock seconds) counts per sample for a
+    native reward and per call for a batch reward. An exception, a death of the worker, NaN or a
+    non-number from a native reward is tried once more within the same deadline.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part | FunctionPart | Callable[..., Any]],
+        *,
+        base_dir: Path | None = None,
+        functions: Sequence[Callable[..., Any]] = (),
+    ) -> None:
+        self.rewards: tuple[Reward, ...] = resolve([*parts, *functions], base_dir=base_dir)
+        served = [reward.served for reward in self.rewards if reward.served is not None]
+        warm = dict.fromkeys(reward.warm for reward in self.rewards if reward.warm is not None)
+        self._workers = Workers(served, warm=tuple(warm)) if served else None
+        self._index = {
+            reward.name: served.index(reward.served)
+            for reward in self.rewards
+            if reward.served is not None
+        }
+        self._counts: dict[str, float] = {}
+        self._told: set[tuple[str, str]] = set()
+
+    def __enter__(self) -> Grader:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End and reap the worker processes; a second call does nothing."""
+        if self._workers is not None:
+            self._workers.close()
+
+    def counts(self) -> dict[str, float]:
+        """Metrics of the last `score`; what is not known is absent.
+
+        `rewards/<name>/mean` and `/std` (ddof 1) over the samples where that reward gave a value,
+        `rewards/<name>/not_applicable`, `reward_failures` (samples missing by a grader's fault),
+        `reward_unscorable`, `reward_breaker` (verdicts given up after repeated deadlines), seconds
+        under `time/reward` and `time/rewards/<name>`, and what batch rewards log by `log_metric`.
+        """
+        return dict(self._counts)
+
+    def score(self, groups: Sequence[Group]) -> list[Group]:
+        """The same groups in the same order, with one score per completion.
+
+        A completion that the engine itself failed to give is missing without being graded, and not
+        counted as a failure of the rewards.
+        """
+        began = time.monotonic()
+        counts: dict[str, float] = {"reward_breaker": 0.0}
+        items = [
+            _Item(sample_of(group.prompt, completion), group.prompt.id, completion.version)
+            for group in groups
+            for completion in group.completions
+            if completion.stop is not StopReason.ERROR
+        ]
+        verdicts: dict[str, list[PartScore]] = {}
+        for reward in self.rewards:
+            start = time.monotonic()
+            verdicts[reward.name] = self._verdicts(reward, items, counts) if items else []
+            counts[f"time/rewards/{reward.name}"] = time.monotonic() - start
+        graded = [
+            combine(self.rewards, {name: parts[i] for name, parts in verdicts.items()})
+            for i in range(len(items))
+        ]
+        for name, parts in verdicts.items():
+            counts |= _summary(name, parts)
+        statuses = [score.status for score in graded]
+        counts["reward_failures"] = float(statuses.count(ScoreStatus.INFRA_ERROR))
+        counts["reward_unscorable"] = float(statuses.count(ScoreStatus.UNSCORABLE))
+        counts["time/reward"] = time.monotonic() - began
+        self._counts = counts
+        return _put_back(groups, graded)
+
+    def _verdicts(
+        self, reward: Reward, items: Sequence[_Item], counts: dict[str, float]
+    ) -> list[PartScore]:
+        if reward.rule is not None:
+            return [reward.rule(item.sample) for item in items]
+        if reward.batched:
+            return self._batch(reward, items, counts)
+        return self._natives(reward, items, counts)
+
+    def _natives(
+        self, reward: Reward, items: Sequence[_Item], counts: dict[str, float]
+    ) -> list[PartScore]:
+        outcomes = self._run(
+            reward,
+            [encode_sample(item.sample, item.prompt_id) for item in items],
+            again=lambda reply: reply["status"] == ScoreStatus.INFRA_ERROR,
+        )
+        verdicts = []
+        for i, outcome in enumerate(outcomes):
+            if outcome.failure is None:
+                verdict = PartScore.from_json(outcome.value)
+            else:
+                verdict = self._failure(reward, outcome)
+                counts["reward_breaker"] += outcome.failure is Failure.BREAKER
+            verdicts.append(self._named(reward, verdict, i))
+        return verdicts
+
+    def _batch(
+        self, reward: Reward, items: Sequence[_Item], counts: dict[str, float]
+    ) -> list[PartScore]:
+        for item in items:
+            check_columns(item.sample.columns, item.prompt_id)
+        payload = encode_batch([item.sample for item in items], step=items[0].version)
+        (outcome,) = self._run(reward, [payload], again=lambda reply: False)
+        if outcome.failure is not None:
+            verdict = self._failure(reward, outcome)
+            return [self._named(reward, verdict, None)] * len(items)
+        counts |= {k: v for k, v in outcome.value["metrics"].items() if math.isfinite(v)}
+        if "wrong" in outcome.value:
+            (verdict,) = read_reply(outcome.value, 1)
+            return [self._named(reward, verdict, None)] * len(items)
+        verdicts = read_reply(outcome.value, len(items))
+        return [self._named(reward, verdict, i) for i, verdict in enumerate(verdicts)]
+
+    def _run(
+        self, reward: Reward, payloads: Sequence[bytes], *, again: Callable[[Any], bool]
+    ) -> list[Outcome]:
+        assert self._workers is not None
+        return self._workers.run(
+            self._index[reward.name], payloads, timeout=reward.timeout, again=again
+        )
+
+    def _failure(self, reward: Reward, outcome: Outcome) -> PartScore:
+        assert outcome.failure is not None
+        if outcome.failure is Failure.EXCEPTION:
+            self._tell(reward, outcome.place, f"raised {outcome.detail}\n{outcome.trace}")
+            return failed(f"raised {outcome.detail}")
+        return failed(outcome.detail)
+
+    def _named(self, reward: Reward, verdict: PartScore, index: int | None) -> PartScore:
+        """The verdict with the reward, and the sample's index, in its detail; failures are told."""
+        if verdict.status is ScoreStatus.SCORED:
+            return verdict
+        where = "the whole call" if index is None else f"sample {index}"
+        if verdict.status is ScoreStatus.INFRA_ERROR and not verdict.detail.startswith("raised "):
+            self._tell(reward, verdict.detail, f"{verdict.detail} (first for {where})")
+        return PartScore(verdict.status, None, f"{reward.name}, {where}: {verdict.detail}")
+
+    def _tell(self, reward: Reward, key: str, message: str) -> None:
+        if (reward.name, key) not in self._told:
+            self._told.add((reward.name, key))
+            log.error("reward %s: %s", reward.name, message)
+
+
+def combine(rewards: Sequence[Reward], verdicts: dict[str, PartScore]) -> Score:
+    """One sample's score: the weighted sum over the rewards that apply to it.
+
+    A reward whose grader failed makes the sample missing, and one whose row is at fault makes it
+    unscorable; where no reward applies the sample is missing. `parts` keeps the values unweighted.
+    """
+    parts = {name: verdict.value for name, verdict in verdicts.items()}
+    for status in (ScoreStatus.INFRA_ERROR, ScoreStatus.UNSCORABLE):
+        details = [v.detail for v in verdicts.values() if v.status is status]
+        if details:
+            return Score(status, None, parts, "; ".join(details))
+    weighted = [
+        reward.weight * value for reward in rewards if (value := parts[reward.name]) is not None
+    ]
+    if not weighted:
+        return Score(ScoreStatus.INFRA_ERROR, None, parts, "no part applies")
+    total = sum(weighted)
+    if not math.isfinite(total):
+        detail = f"the weighted sum of {parts} is {total}"
+        return Score(ScoreStatus.INFRA_ERROR, None, parts, detail)
+    details = [f"{name}: {v.detail}" for name, v in verdicts.items() if v.detail]
+    return Score(ScoreStatus.SCORED, total, parts, "; ".join(details))
+
+
+def _summary(name: str, verdicts: Sequence[PartScore]) -> dict[str, float]:
+    values = [v.value for v in verdicts if v.value is not None]
+    applies = [v for v in verdicts if v.status is not ScoreStatus.SCORED or v.value is not None]
+    summary = {f"rewards/{name}/not_applicable": float(len(verdicts) - len(applies))}
+    if values:
+        summary[f"rewards/{name}/mean"] = statistics.fmean(values)
+    if len(values) > 1:
+        summary[f"rewards/{name}/std"] = statistics.stdev(values)
+    return summary
+
+
+def _put_back(groups: Sequence[Group], graded: Sequence[Score]) -> list[Group]:
+    """Scores into their groups, in order; completions that the engine failed get a missing one."""
+    left = iter(graded)
+    scored = []
+    for group in groups:
+        scores = tuple(
+            Score(ScoreStatus.INFRA_ERROR, detail=f"the engine failed: {completion.detail}")
+            if completion.stop is StopReason.ERROR
+            else next(left)
+            for completion in group.completions
+        )
+        scored.append(group.scored(scores))
+    return scored

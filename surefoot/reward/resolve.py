@@ -1,0 +1,288 @@
+"""From a recipe's `use` to something that can be called.
+
+Owns finding the function (built-in name, package.module:function, path/file.py:function), telling
+the two contracts apart by signature, and checking options, names and prices before anything runs.
+Refuses to own running it. Nothing here is ever taken from data.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+import importlib.util
+import inspect
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from surefoot.errors import NotBuiltError, RecipeError, RewardError
+from surefoot.reward import batch
+from surefoot.reward.contract import mark_of, serve_native
+from surefoot.reward.nursery import Served
+from surefoot.reward.options import fill, nearest
+from surefoot.reward.rules import RULES, Rule
+from surefoot.reward.tasks import TASKS
+
+BUILT_INS = RULES | TASKS
+_LATER = ("code", "judge", "math", "model")
+DEFAULT_TIMEOUT = 10.0
+
+
+class Part(Protocol):
+    """What this room reads of one entry of a recipe's `reward` list."""
+
+    @property
+    def use(self) -> str: ...
+    @property
+    def weight(self) -> float: ...
+    @property
+    def name(self) -> str | None: ...
+    @property
+    def timeout(self) -> float: ...
+    @property
+    def price(self) -> float | None: ...
+    @property
+    def options(self) -> Mapping[str, Any]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionPart:
+    """A function that was passed as a Python object, with the same settings as a recipe's entry."""
+
+    function: Callable[..., Any]
+    weight: float = 1.0
+    name: str | None = None
+    timeout: float = DEFAULT_TIMEOUT
+    price: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One resolved reward: `rule` runs here, `served` in a worker (one of them is None).
+
+    `batched` rewards are called once for all samples. `price` is US dollars per call, if known.
+    """
+
+    name: str
+    weight: float
+    timeout: float
+    price: float | None
+    rule: Rule | None = None
+    served: Served | None = None
+    batched: bool = False
+    warm: Callable[[], None] | None = None
+
+
+def resolve(
+    parts: Sequence[Part | FunctionPart | Callable[..., Any]], *, base_dir: Path | None = None
+) -> tuple[Reward, ...]:
+    """Every reward of a run, in order. RewardError or RecipeError says what cannot be used."""
+    if not parts:
+        raise RewardError(
+            "there is no reward; add one, such as `reward: [{use: numeric}]`, or pass rewards="
+        )
+    rewards = tuple(_resolve_one(part, base_dir) for part in parts)
+    names = [reward.name for reward in rewards]
+    for name in names:
+        if names.count(name) > 1:
+            raise RewardError(
+                f"two rewards are named {name!r}; give each its own name: {{use: ..., name: ...}}"
+            )
+    return rewards
+
+
+def _resolve_one(given: Part | FunctionPart | Callable[..., Any], base: Path | None) -> Reward:
+    if isinstance(given, FunctionPart):
+        return _user_function(given, given.function, _call_name(given.function))
+    if hasattr(given, "use"):
+        part: Part = given
+        if part.use in BUILT_INS:
+            return _built_in(part)
+        function = find(part.use, base_dir=base)
+        return _user_function(part, function, _call_name(function))
+    if not callable(given):
+        raise RewardError(f"a reward is a recipe entry or a function, not {given!r}")
+    return _resolve_one(FunctionPart(given), base)
+
+
+def _built_in(part: Part) -> Reward:
+    built_in = BUILT_INS[part.use]
+    rule = built_in.make(fill(built_in.schema, part.options, reward=part.use))
+    return Reward(
+        name=_metric_name(part.name or part.use),
+        **_settings(part, None),
+        rule=None if built_in.in_worker else rule,
+        served=serve_native(rule, {}) if built_in.in_worker else None,
+        warm=built_in.warm,
+    )
+
+
+def _user_function(
+    part: Part | FunctionPart, function: Callable[..., Any], call_name: str
+) -> Reward:
+    mark = mark_of(function)
+    marked_name = None if mark is None else mark.name
+    name = _metric_name(part.name or marked_name or call_name)
+    try:
+        signature = batch.signature_of(function) if mark is None else None
+    except ValueError as error:
+        raise RewardError(f"reward {name!r}: {error}") from error
+    _check_options(function, part.options, name=name, native=mark is not None)
+    settings = _settings(part, None if mark is None else mark.price)
+    if signature is None:
+        return Reward(name=name, **settings, served=serve_native(function, part.options))
+    if not signature.is_batch:
+        raise RewardError(
+            f"reward {name!r} takes ({', '.join(sorted(signature.names))}), which is neither "
+            "contract: mark a one-sample function with @surefoot.reward_function, or take "
+            "prompts, completions, completion_ids and **columns by keyword"
+        )
+    served = batch.serve_batch(function, signature, part.options)
+    return Reward(name=name, **settings, served=served, batched=True)
+
+
+def _settings(part: Part | FunctionPart, marked_price: float | None) -> dict[str, Any]:
+    if not math.isfinite(part.weight):
+        raise RecipeError(f"reward.weight is {part.weight}; it is a finite number")
+    if not 0.0 < part.timeout < math.inf:
+        raise RecipeError(f"reward.timeout is {part.timeout}; it is seconds, more than 0")
+    price = marked_price if part.price is None else part.price
+    if price is not None and not 0.0 <= price < math.inf:
+        raise RecipeError(f"reward.price is {price}; it is US dollars per call, 0 or more")
+    return {"weight": float(part.weight), "timeout": float(part.timeout), "price": price}
+
+
+def _check_options(
+    function: Callable[..., Any], options: Mapping[str, Any], *, name: str, native: bool
+) -> None:
+    """Options of a user's reward are its own named parameters, so that a typo cannot pass."""
+    parameters = list(inspect.signature(function).parameters.values())
+    if native:
+        if not parameters or parameters[0].kind in (
+            inspect.Parameter.KEYWORD_ONLY,
+            inspect.Parameter.VAR_KEYWORD,
+        ):
+            raise RewardError(f"reward {name!r} is marked native and takes no sample; f(sample)")
+        parameters = parameters[1:]
+    keywords = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    known = {p.name for p in parameters if p.kind in keywords} - batch.LISTS - batch.EXTRAS
+    for option in options:
+        if option not in known:
+            raise RecipeError(f"reward {name!r} has no option {option!r}; {nearest(option, known)}")
+    needed = {p.name for p in parameters if p.kind in keywords and p.default is p.empty}
+    if native and needed - options.keys():
+        missing = ", ".join(sorted(needed - options.keys()))
+        raise RewardError(
+            f"reward {name!r} is marked native and called as f(sample), but also needs {missing}; "
+            "set it in the recipe's entry, or give it a default"
+        )
+
+
+def _call_name(function: Callable[..., Any]) -> str:
+    while isinstance(function, functools.partial):
+        function = function.func
+    name = function.__name__ if hasattr(function, "__name__") else type(function).__name__
+    return "lambda" if name == "<lambda>" else name
+
+
+def _metric_name(name: str) -> str:
+    if not re.fullmatch(r"[\w.+-]+", name):
+        raise RecipeError(
+            f"reward.name is {name!r}; it becomes part of a metric's name, so it holds letters, "
+            "digits and _ . + - only"
+        )
+    return name
+
+
+def find(use: str, *, base_dir: Path | None = None) -> Callable[..., Any]:
+    """The function that `use` names; a file is looked for beside the recipe, then in the cwd."""
+    place, colon, attribute = use.rpartition(":")
+    if use.startswith("stage:") or use in _LATER:
+        raise NotBuiltError(
+            f"reward.use {use!r} is not built in this version; built are {', '.join(BUILT_INS)} "
+            "and your own functions"
+        )
+    if not colon:
+        raise RewardError(
+            f"there is no built-in reward {use!r}; {nearest(use, BUILT_INS)} Your own function is "
+            "package.module:function or path/file.py:function"
+        )
+    if place.endswith(".py"):
+        module = _load_file(_find_file(place, base_dir))
+    else:
+        module = _load_module(place, base_dir)
+    if attribute not in vars(module):
+        known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
+        raise RewardError(f"{place} has no function {attribute!r}; {nearest(attribute, known)}")
+    function = vars(module)[attribute]
+    if not callable(function):
+        raise RewardError(f"{use} is a {type(function).__name__}, not a function")
+    return function
+
+
+def _find_file(place: str, base_dir: Path | None) -> Path:
+    tried = [folder / Path(place).expanduser() for folder in (base_dir, Path.cwd()) if folder]
+    for path in tried:
+        if path.is_file():
+            return path.resolve()
+    folder = tried[0].parent
+    near = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
+    raise RewardError(
+        f"reward.use names the file {place}, which is not at {' or at '.join(map(str, tried))}; "
+        f"{nearest(Path(place).name, near)}"
+    )
+
+
+def _load_file(path: Path) -> ModuleType:
+    """Import a file once under a name of its own; its folder becomes importable, as a script's."""
+    name = f"surefoot_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
+    if name in sys.modules:
+        return sys.modules[name]
+    _importable(path.parent)
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None, path
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[name]
+        raise _broken(str(path), error) from error
+    return module
+
+
+def _load_module(place: str, base_dir: Path | None) -> ModuleType:
+    for folder in (base_dir, Path.cwd()):
+        if folder is not None:
+            _importable(folder)
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
+            raise RewardError(
+                f"reward.use names the module {place!r}, and there is no {error.name!r} to import; "
+                "install it, run from its folder, or write path/file.py:function"
+            ) from error
+        raise _broken(place, error) from error
+    except Exception as error:
+        raise _broken(place, error) from error
+
+
+def _broken(place: str, error: Exception) -> RewardError:
+    return RewardError(
+        f"importing the reward's {place} failed with {type(error).__name__}: {error}; "
+        "mend it, or try it alone in a Python prompt"
+    )
+
+
+def _importable(folder: Path) -> None:
+    """At the end of the path, so that nothing that can be imported already is hidden."""
+    if str(folder.resolve()) not in sys.path:
+        sys.path.append(str(folder.resolve()))

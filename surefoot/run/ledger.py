@@ -1,0 +1,268 @@
+"""The rows that a run writes: metrics, groups, samples and events, as append-only JSONL.
+
+Owns the writers, the cut back to a checkpoint on resume, and staying alive when the disk does not.
+Refuses to own what a row says, and never stops a run: a row that cannot be written waits in memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from surefoot import draws
+from surefoot.run.directory import RunDirectory
+from surefoot.run.files import atomic_write_bytes, fsync_directory, json_line, parse_line
+
+_log = logging.getLogger(__name__)
+_WAITING_LIMIT = 100_000  # lines per file that wait in memory while the disk refuses
+
+
+class Ledger:
+    """The four JSONL files of one run, open for appending.
+
+    `resume_step` is the step of the checkpoint that the run goes on from: rows of later steps are
+    cut, because those steps are done again. None starts from zero and cuts all of them. Events are
+    never cut. `samples_per_step` completions are kept per step, drawn by (seed, step).
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        resume_step: int | None,
+        seed: int = 0,
+        samples_per_step: int = 8,
+    ) -> None:
+        self._seed = seed
+        self._samples_per_step = samples_per_step
+        self._step: int | None = resume_step
+        self._warned = False
+        last = -1 if resume_step is None else resume_step
+        tables = (directory.metrics, directory.groups, directory.samples)
+        cut = {path.name: _cut(path, last) for path in tables}
+        _mend_tail(directory.events)
+        self._metrics, self._groups, self._samples = (_Lines(path) for path in tables)
+        self._events = _Lines(directory.events)
+        self._files = (self._metrics, self._groups, self._samples, self._events)
+        if resume_step is not None:
+            self.event("resumed", f"resumed after step {resume_step}", {"cut_rows": cut})
+        elif any(cut.values()):
+            self.event("restarted", "started again from zero: no checkpoint", {"cut_rows": cut})
+
+    def step(
+        self,
+        step: int,
+        metrics: Mapping[str, float | int | str | None],
+        groups: Iterable[Mapping[str, Any]] = (),
+        samples: Iterable[Mapping[str, Any]] = (),
+    ) -> None:
+        """Write the rows of one step and hand them to the operating system.
+
+        `groups` become one row each; of `samples` at most `samples_per_step` are kept. Numbers that
+        are not finite become null. A disk that refuses is survived (see `waiting`); a value that
+        JSON does not have raises TypeError naming it.
+        """
+        group_lines = [_line(step, row) for row in groups]
+        sample_lines = [_line(step, row) for row in self._reservoir(step, list(samples))]
+        self._metrics.put([_line(step, metrics)])
+        self._groups.put(group_lines)
+        self._samples.put(sample_lines)
+        self._step = step
+        self._flush()
+
+    def event(self, kind: str, message: str, fields: Mapping[str, Any] | None = None) -> None:
+        """Write one event: the last step known, the time (UTC), its kind, words and facts."""
+        self._put_event(kind, message, fields or {})
+        self._flush()
+
+    def sync(self) -> None:
+        """Force everything written so far onto the disk; called before a checkpoint is saved."""
+        self._flush()
+        for file in self._files:
+            file.sync()
+        with contextlib.suppress(OSError):
+            fsync_directory(self._metrics.path.parent)
+
+    def close(self) -> None:
+        """Sync and close; what still waits in memory is lost, and the log says so."""
+        self.sync()
+        if self.waiting:
+            _log.warning("%d ledger rows were never written: the disk refused", self.waiting)
+        for file in self._files:
+            file.close()
+
+    @property
+    def waiting(self) -> int:
+        """Rows that the disk has refused so far and that wait in memory."""
+        return sum(len(file.waiting) for file in self._files)
+
+    def _reservoir(self, step: int, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+        if len(rows) <= self._samples_per_step:
+            return rows
+        order = draws.permutation(self._seed, "samples", len(rows), step)
+        return [rows[place] for place in sorted(order[: self._samples_per_step].tolist())]
+
+    def _put_event(self, kind: str, message: str, fields: Mapping[str, Any]) -> None:
+        row = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind}
+        self._events.put([_line(self._step, {**row, "message": message, **fields})])
+
+    def _flush(self) -> None:
+        for file in self._files:
+            gap = file.flush(self._step)
+            if gap is not None:
+                self._put_event("gap", gap.message(), gap.fields())
+                self._events.flush(self._step)
+            if file.trouble is not None and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "%s cannot be written (%s); training goes on, rows wait in memory",
+                    file.path, file.trouble,
+                )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gap:
+    """A stretch of steps during which a file could not be written."""
+
+    file: str
+    first: int | None
+    last: int | None
+    recovered: int
+    lost: int
+    reason: str
+
+    def message(self) -> str:
+        return (
+            f"{self.file} could not be written from step {self.first} to {self.last} "
+            f"({self.reason}); {self.recovered} rows waited in memory and are written now, "
+            f"{self.lost} are lost"
+        )
+
+    def fields(self) -> dict[str, Any]:
+        return {"file": self.file, "first_step": self.first, "last_step": self.last,
+                "recovered": self.recovered, "lost": self.lost}
+
+
+class _Lines:
+    """One append-only file whose lines wait in memory while the disk refuses them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.waiting: deque[bytes] = deque()
+        self.trouble: str | None = None
+        self._lost = 0
+        self._first_bad: int | None = None
+        self._handle: int | None = None
+        self._end = 0  # where the last whole line ends
+
+    def put(self, lines: list[bytes]) -> None:
+        self.waiting.extend(lines)
+        while len(self.waiting) > _WAITING_LIMIT:
+            self.waiting.popleft()
+            self._lost += 1
+
+    def flush(self, step: int | None) -> _Gap | None:
+        """Try to write what waits; returns the gap that ended if earlier tries had failed."""
+        if not self.waiting:
+            return None
+        count = len(self.waiting)
+        try:
+            self._write(b"".join(self.waiting))
+        except OSError as error:
+            if self.trouble is None:
+                self._first_bad = step
+            self.trouble = error.strerror or str(error)
+            return None
+        self.waiting.clear()
+        if self.trouble is None:
+            return None
+        gap = _Gap(self.path.name, self._first_bad, step, count, self._lost, self.trouble)
+        self.trouble, self._lost = None, 0
+        return gap
+
+    def sync(self) -> None:
+        if self._handle is not None:
+            try:
+                os.fsync(self._handle)
+            except OSError as error:
+                _log.warning("%s could not be synced (%s)", self.path, error.strerror)
+
+    def close(self) -> None:
+        if self._handle is not None:
+            with contextlib.suppress(OSError):
+                os.close(self._handle)
+            self._handle = None
+
+    def _write(self, data: bytes) -> None:
+        if self._handle is None:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+            self._handle = os.open(self.path, flags, 0o644)
+            self._end = os.fstat(self._handle).st_size
+        done = 0
+        try:
+            while done < len(data):
+                done += os.pwrite(self._handle, data[done:], self._end + done)
+        except OSError:
+            # Half a line must not stay in front of the lines that come later.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._handle, self._end)
+            raise
+        self._end += done
+
+
+def _line(step: int | None, row: Mapping[str, Any]) -> bytes:
+    rest = {key: value for key, value in row.items() if key != "step"}
+    return json_line({"step": step, **rest})
+
+
+def _cut(path: Path, last_step: int) -> int:
+    """Drop the rows after `last_step`, and torn lines, atomically; returns how many went."""
+    if not path.exists():
+        return 0
+    dropped, end, first_bad, scattered = 0, 0, None, False
+    with open(path, "rb") as file:
+        for line in file:
+            if _stays(line, last_step):
+                scattered = scattered or first_bad is not None
+            else:
+                dropped += 1
+                first_bad = end if first_bad is None else first_bad
+            end += len(line)
+    if first_bad is None:
+        return 0
+    if scattered:
+        with open(path, "rb") as file:
+            kept = b"".join(line for line in file if _stays(line, last_step))
+        atomic_write_bytes(path, kept)
+    else:  # cutting a tail needs no space, so it also works on a full disk
+        _truncate(path, first_bad)
+    return dropped
+
+
+def _stays(line: bytes, last_step: int) -> bool:
+    row = parse_line(line)
+    step = None if row is None else row.get("step")
+    return isinstance(step, int) and step <= last_step
+
+
+def _truncate(path: Path, size: int) -> None:
+    with open(path, "rb+") as file:
+        file.truncate(size)
+        os.fsync(file.fileno())
+
+
+def _mend_tail(path: Path) -> None:
+    """Cut a torn last line off a file whose rows are kept."""
+    if not path.exists():
+        return
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole < len(data):
+        _truncate(path, whole)

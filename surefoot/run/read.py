@@ -1,0 +1,189 @@
+"""Reading a run directory, finished, running or crashed.
+
+Owns turning its files back into rows, evaluations and a summary.
+Refuses to write anything, and to judge what it reads: findings belong to the doctor.
+"""
+
+from __future__ import annotations
+
+import statistics as plain_statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from surefoot.errors import RunDirectoryError
+from surefoot.run.directory import FILES, RunDirectory
+from surefoot.run.files import parse_line
+from surefoot.statistics import Interval, paired_difference, wilson
+
+TIME_KEYS = ("time/rollout", "time/reward", "time/score", "time/update", "time/sync", "time/eval",
+             "time/checkpoint")
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One look at the held-out prompts: shares in [0, 1], Wilson 95 % limits of the accuracy."""
+
+    step: int
+    n: int
+    correct: int
+    low: float
+    high: float
+    reward: float | None = None
+    eos_share: float | None = None
+
+    @classmethod
+    def of(
+        cls,
+        step: int,
+        *,
+        n: int,
+        correct: int,
+        reward: float | None = None,
+        eos_share: float | None = None,
+    ) -> Self:
+        """`correct` of `n` prompts were right; n is at least 1."""
+        low, high = wilson(correct, n)
+        return cls(step, n, correct, low, high, reward, eos_share)
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.n
+
+    def metrics(self) -> dict[str, float | int | None]:
+        """The columns of `metrics.jsonl` from which this evaluation is read back."""
+        return {
+            "eval/accuracy": self.accuracy,
+            "eval/reward": self.reward,
+            "eval/eos_share": self.eos_share,
+            "eval/n": self.n,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What a run came to. Times are seconds; anything that the run did not record is None."""
+
+    name: str
+    steps: int | None
+    first: Evaluation | None
+    last: Evaluation | None
+    difference: Interval | None  # accuracy of `last` minus `first` on the same prompts
+    pairs: int
+    seconds_per_step: float | None
+    tokens_per_second: float | None
+    time_shares: Mapping[str, float]  # of the recorded parts, largest first; they add up to 1
+
+
+def read_metrics(path: Path | str) -> list[dict[str, Any]]:
+    """Every whole row of `metrics.jsonl`, oldest first; a torn last line is left out."""
+    return list(_rows(_open(path).metrics))
+
+
+def read_groups(path: Path | str, *, split: str | None = None) -> list[dict[str, Any]]:
+    """Every whole row of `groups.jsonl`, of one split ("train", "eval") or of both."""
+    rows = _rows(_open(path).groups)
+    return [row for row in rows if split is None or row.get("split") == split]
+
+
+def read_samples(path: Path | str) -> list[dict[str, Any]]:
+    """Every whole row of `samples.jsonl`."""
+    return list(_rows(_open(path).samples))
+
+
+def read_events(path: Path | str) -> list[dict[str, Any]]:
+    """Every whole row of `events.jsonl`."""
+    return list(_rows(_open(path).events))
+
+
+def latest_step(path: Path | str) -> int | None:
+    """The last step that has a row, or None when there is none yet."""
+    return max((row["step"] for row in read_metrics(path)), default=None)
+
+
+def evaluations(path: Path | str) -> list[Evaluation]:
+    """The evaluations of a run, ascending by step; of a step done twice, the later one."""
+    found: dict[int, Evaluation] = {}
+    for row in read_metrics(path):
+        accuracy, n = row.get("eval/accuracy"), row.get("eval/n")
+        if accuracy is None or not n:
+            continue
+        found[row["step"]] = Evaluation.of(
+            row["step"],
+            n=int(n),
+            correct=round(accuracy * n),
+            reward=row.get("eval/reward"),
+            eos_share=row.get("eval/eos_share"),
+        )
+    return [found[step] for step in sorted(found)]
+
+
+def summary(path: Path | str) -> RunSummary:
+    """What the run directory at `path` says so far, from its first evaluation to its last."""
+    rows = read_metrics(path)
+    looks = evaluations(path)
+    first, last = (looks[0], looks[-1]) if looks else (None, None)
+    difference, pairs = None, 0
+    if first is not None and last is not None and first.step != last.step:
+        before, after = _pairs(read_groups(path, split="eval"), first.step, last.step)
+        pairs = len(before)
+        difference = paired_difference(before, after) if pairs else None
+    return RunSummary(
+        name=RunDirectory(path).name,
+        steps=max((row["step"] for row in rows), default=None),
+        first=first,
+        last=last,
+        difference=difference,
+        pairs=pairs,
+        seconds_per_step=_median(rows, "time/step"),
+        tokens_per_second=_median(rows, "time/tokens_per_second"),
+        time_shares=_time_shares(rows),
+    )
+
+
+def _open(path: Path | str) -> RunDirectory:
+    directory = RunDirectory(path)
+    if not any((directory.path / name).exists() for name in FILES):
+        why = "holds nothing of a run" if directory.path.is_dir() else "does not exist"
+        raise RunDirectoryError(
+            f"run directory {directory.path} {why}; name the directory in a recipe's run.dir"
+        )
+    return directory
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        for line in file:
+            row = parse_line(line)
+            if row is not None and "step" in row:
+                yield row
+
+
+def _pairs(
+    rows: Sequence[Mapping[str, Any]], first: int, last: int
+) -> tuple[list[bool], list[bool]]:
+    """Right or wrong before and after, over the prompts that have both."""
+    verdicts: dict[int, dict[str, bool]] = {first: {}, last: {}}
+    for row in rows:
+        correct = row.get("correct")
+        if row["step"] in verdicts and correct is not None:
+            verdicts[row["step"]][row["prompt"]] = bool(correct)
+    common = [prompt for prompt in verdicts[first] if prompt in verdicts[last]]
+    return [verdicts[first][prompt] for prompt in common], [
+        verdicts[last][prompt] for prompt in common
+    ]
+
+
+def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    values = [row[key] for row in rows if row.get(key) is not None]
+    return plain_statistics.median(values) if values else None
+
+
+def _time_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    sums = {key: sum(row.get(key) or 0.0 for row in rows) for key in TIME_KEYS}
+    total = sum(sums.values())
+    largest = sorted((key for key in sums if sums[key] > 0), key=lambda key: -sums[key])
+    return {key.removeprefix("time/"): sums[key] / total for key in largest}

@@ -1,0 +1,74 @@
+"""How the records of a step become rows of `groups.jsonl` and `samples.jsonl`.
+
+Owns the names of those columns, so that writers and readers cannot drift apart.
+Refuses to own which rows are written, and metrics rows, whose names their makers know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from surefoot.records import Group
+
+
+def train_row(group: Group, *, dead: bool, kept: bool = True) -> dict[str, Any]:
+    """One trained group: prompt, task, scores (null where missing), lengths in tokens, stops."""
+    return {
+        "split": "train",
+        "prompt": group.prompt.id,
+        "position": group.prompt.position,
+        "task": group.prompt.task,
+        "scores": _values(group),
+        "lengths": [len(completion.ids) for completion in group.completions],
+        "stops": [completion.stop.value for completion in group.completions],
+        "dead": dead,
+        "kept": kept,
+    }
+
+
+def eval_row(group: Group, *, correct: bool | None) -> dict[str, Any]:
+    """One held-out prompt, from its first completion; `correct` is null when it has no score."""
+    first = group.completions[0]
+    return {
+        "split": "eval",
+        "prompt": group.prompt.id,
+        "task": group.prompt.task,
+        "correct": correct,
+        "score": _values(group)[0],
+        "stop": first.stop.value,
+        "length": len(first.ids),
+    }
+
+
+def sample_rows(
+    group: Group, *, advantages: Sequence[float | None], split: str = "train"
+) -> list[dict[str, Any]]:
+    """Every completion of a group as people read it; `advantages` has one number each."""
+    assert len(advantages) == len(group.completions), (len(advantages), len(group.completions))
+    scores = group.scores or (None,) * len(group.completions)
+    return [
+        {
+            "split": split,
+            "id": group.prompt.id,
+            "sample": completion.sample,
+            "prompt": group.prompt.text,
+            "completion": completion.text,
+            "score": None if score is None else score.value,
+            "parts": {} if score is None else dict(score.parts),
+            "status": None if score is None else score.status.value,
+            "stop": completion.stop.value,
+            "advantage": advantage,
+            "length": len(completion.ids),
+            "version": completion.version,
+        }
+        for completion, score, advantage in zip(
+            group.completions, scores, advantages, strict=True
+        )
+    ]
+
+
+def _values(group: Group) -> list[float | None]:
+    if group.scores is None:
+        return [None] * len(group.completions)
+    return [score.value for score in group.scores]

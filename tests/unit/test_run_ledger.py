@@ -1,0 +1,223 @@
+"""Ledger rows: their form, the cut on resume, and disks that refuse."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
+from surefoot.run import rows
+from surefoot.run.directory import RunDirectory
+from surefoot.run.ledger import Ledger
+from surefoot.run.read import read_events, read_groups, read_metrics, read_samples
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> RunDirectory:
+    return RunDirectory(tmp_path / "run").create()
+
+
+def _write(directory: RunDirectory, steps: range, *, resume_step: int | None = None) -> None:
+    ledger = Ledger(directory, resume_step=resume_step)
+    for step in steps:
+        ledger.step(step, {"reward": step / 2}, [{"prompt": "a"}, {"prompt": "b"}], [{"n": step}])
+    ledger.close()
+
+
+def test_a_row_starts_with_its_step_keeps_order_and_has_no_nan(directory: RunDirectory) -> None:
+    ledger = Ledger(directory, resume_step=None)
+    metrics = {"z": float("nan"), "a": np.float32(0.5), "i": np.int64(3), "text": "né\ud800\u2028"}
+    ledger.step(7, {**metrics, "none": None, "inf": float("-inf"), "step": 99})
+    ledger.close()
+    data = directory.metrics.read_bytes()
+    assert data == (
+        '{"step": 7, "z": null, "a": 0.5, "i": 3, "text": "né\ufffd\u2028", "none": null, '
+        '"inf": null}\n'
+    ).encode()
+    assert read_metrics(directory.path)[0]["i"] == 3
+
+
+def test_rows_are_readable_before_close(directory: RunDirectory) -> None:
+    ledger = Ledger(directory, resume_step=None)
+    ledger.step(1, {"reward": 1.0}, [{"prompt": "a"}], [{"completion": "b"}])
+    ledger.event("finding", "no signal", {"group": 3})
+    assert read_metrics(directory.path) == [{"step": 1, "reward": 1.0}]
+    assert read_groups(directory.path) == [{"step": 1, "prompt": "a"}]
+    assert read_samples(directory.path) == [{"step": 1, "completion": "b"}]
+    (event,) = read_events(directory.path)
+    assert {key: event[key] for key in ("step", "kind", "message", "group")} == {
+        "step": 1, "kind": "finding", "message": "no signal", "group": 3,
+    }
+    ledger.close()
+
+
+def test_a_value_that_is_not_json_writes_nothing_of_its_step(directory: RunDirectory) -> None:
+    ledger = Ledger(directory, resume_step=None)
+    with pytest.raises(TypeError, match=r"row\.loss is a object"):
+        ledger.step(1, {"loss": object()}, [{"prompt": "a"}])  # type: ignore[dict-item]
+    ledger.step(2, {})
+    assert (read_metrics(directory.path), read_groups(directory.path)) == ([{"step": 2}], [])
+    ledger.close()
+
+
+def test_resume_cuts_later_rows_and_a_torn_line_and_keeps_events(directory: RunDirectory) -> None:
+    _write(directory, range(1, 8))
+    with open(directory.metrics, "ab") as file:
+        file.write(b'{"step": 8, "rew')
+    with open(directory.events, "ab") as file:
+        file.write(b'{"step": 7, "time": "x", "kind": "finding", "message": "m"}\n{"torn')
+    _write(directory, range(5, 7), resume_step=4)
+    assert [row["step"] for row in read_metrics(directory.path)] == [1, 2, 3, 4, 5, 6]
+    assert [row["step"] for row in read_groups(directory.path)][::2] == [1, 2, 3, 4, 5, 6]
+    assert len(read_groups(directory.path)) == 12
+    assert [row["n"] for row in read_samples(directory.path)] == [1, 2, 3, 4, 5, 6]
+    events = read_events(directory.path)
+    assert [event["kind"] for event in events] == ["finding", "resumed"]
+    cut = {"metrics.jsonl": 4, "groups.jsonl": 6, "samples.jsonl": 3}
+    assert (events[1]["step"], events[1]["cut_rows"]) == (4, cut)
+    assert all(json.loads(line) for line in directory.events.read_bytes().splitlines())
+
+
+def test_resumed_rows_equal_the_uninterrupted_ones(tmp_path: Path) -> None:
+    whole, cut = (RunDirectory(tmp_path / name).create() for name in ("whole", "cut"))
+    _write(whole, range(1, 9))
+    _write(cut, range(1, 6))
+    _write(cut, range(4, 9), resume_step=3)
+    for name in ("metrics.jsonl", "groups.jsonl", "samples.jsonl"):
+        assert (cut.path / name).read_bytes() == (whole.path / name).read_bytes()
+
+
+def test_scattered_rows_of_later_steps_are_cut_too(directory: RunDirectory) -> None:
+    directory.metrics.write_bytes(b'{"step": 1}\n{"step": 5}\ngarbage\n{"step": 2}\n{"step": 6}\n')
+    Ledger(directory, resume_step=2).close()
+    assert directory.metrics.read_bytes() == b'{"step": 1}\n{"step": 2}\n'
+    assert not list(directory.path.glob(".tmp-*"))
+
+
+def test_a_start_from_zero_drops_what_a_crash_before_the_first_checkpoint_left(
+    directory: RunDirectory,
+) -> None:
+    _write(directory, range(0, 3))
+    _write(directory, range(0, 2))
+    assert [row["step"] for row in read_metrics(directory.path)] == [0, 1]
+    assert [event["kind"] for event in read_events(directory.path)] == ["restarted"]
+
+
+def test_the_reservoir_is_bounded_keyed_and_covers_every_place(tmp_path: Path) -> None:
+    def kept(name: str, seed: int) -> list[tuple[int, int]]:
+        directory = RunDirectory(tmp_path / name).create()
+        ledger = Ledger(directory, resume_step=None, seed=seed, samples_per_step=3)
+        for step in range(40):
+            ledger.step(step, {}, (), ({"place": place} for place in range(8)))
+        ledger.close()
+        return [(row["step"], row["place"]) for row in read_samples(directory.path)]
+
+    first = kept("a", 0)
+    assert first == kept("b", 0)
+    assert first != kept("c", 1)
+    assert all(sum(step == at for step, _ in first) == 3 for at in range(40))
+    assert {place for _, place in first} == set(range(8))
+
+
+def test_an_unwritable_file_costs_one_warning_and_no_row(
+    directory: RunDirectory, caplog: pytest.LogCaptureFixture
+) -> None:
+    ledger = Ledger(directory, resume_step=None)
+    directory.metrics.mkdir()  # a directory in the file's place: every open fails
+    with caplog.at_level(logging.WARNING):
+        for step in range(1, 6):
+            ledger.step(step, {"reward": 0.5}, [{"prompt": "a"}])
+    assert len(caplog.records) == 1
+    assert "metrics.jsonl cannot be written" in caplog.text
+    assert ledger.waiting == 5
+    directory.metrics.rmdir()
+    ledger.step(6, {"reward": 0.5})
+    assert ledger.waiting == 0
+    assert [row["step"] for row in read_metrics(directory.path)] == [1, 2, 3, 4, 5, 6]
+    (event,) = read_events(directory.path)
+    facts = ("kind", "file", "first_step", "last_step", "recovered", "lost")
+    assert [event[key] for key in facts] == ["gap", "metrics.jsonl", 1, 6, 6, 0]
+    ledger.close()
+
+
+def test_rows_in_memory_are_bounded_and_the_loss_is_counted(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("surefoot.run.ledger._WAITING_LIMIT", 3)
+    ledger = Ledger(directory, resume_step=None)
+    directory.metrics.mkdir()
+    for step in range(1, 6):
+        ledger.step(step, {})
+    directory.metrics.rmdir()
+    ledger.step(6, {})
+    ledger.close()
+    assert [row["step"] for row in read_metrics(directory.path)] == [4, 5, 6]
+    (event,) = read_events(directory.path)
+    assert (event["recovered"], event["lost"]) == (3, 3)
+
+
+_FULL_DISK = """
+import resource, sys
+from surefoot.run.directory import RunDirectory
+from surefoot.run.ledger import Ledger
+ledger = Ledger(RunDirectory(sys.argv[1]).create(), resume_step=None)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, resource.RLIM_INFINITY))
+for step in range(1, 21):
+    ledger.step(step, {"text": "x" * 80})
+assert ledger.waiting > 0
+assert open(sys.argv[1] + "/metrics.jsonl").read().endswith("}\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+ledger.step(21, {"text": "x" * 80})
+ledger.close()
+print("alive")
+"""
+
+
+def test_a_disk_that_fills_in_the_middle_of_a_line_tears_no_line(tmp_path: Path) -> None:
+    if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
+        pytest.skip("this machine limits file sizes itself")
+    done = subprocess.run(
+        [sys.executable, "-c", _FULL_DISK, str(tmp_path / "run")],
+        capture_output=True, text=True, check=False,
+    )
+    assert done.stdout == "alive\n", done.stderr
+    lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(1, 22))
+    (event,) = read_events(tmp_path / "run")
+    assert event["kind"] == "gap"
+    assert done.stderr.count("cannot be written") == 1
+
+
+def test_rows_of_a_group() -> None:
+    prompt = Prompt(id="p1", position=4, ids=(1, 2), text="3+4=", task="add")
+    group = Group(
+        prompt=prompt,
+        completions=(
+            Completion((5, 6), (-0.1, -0.2), StopReason.STOP, version=3, sample=0, text="7"),
+            Completion((5,), (-0.1,), StopReason.LENGTH, version=3, sample=1, text="se"),
+        ),
+        scores=(
+            Score(ScoreStatus.SCORED, 1.0, {"numeric": 1.0}),
+            Score(ScoreStatus.INFRA_ERROR),
+        ),
+    )
+    trained: dict[str, Any] = rows.train_row(group, dead=False)
+    assert trained == {
+        "split": "train", "prompt": "p1", "position": 4, "task": "add", "scores": [1.0, None],
+        "lengths": [2, 1], "stops": ["stop", "length"], "dead": False, "kept": True,
+    }
+    assert rows.eval_row(group, correct=True) == {
+        "split": "eval", "prompt": "p1", "task": "add", "correct": True, "score": 1.0,
+        "stop": "stop", "length": 2,
+    }
+    first, second = rows.sample_rows(group, advantages=[0.5, 0.0])
+    assert (first["prompt"], first["completion"], first["parts"]) == ("3+4=", "7", {"numeric": 1.0})
+    assert (second["score"], second["status"], second["advantage"]) == (None, "infra_error", 0.0)
