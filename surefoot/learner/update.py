@@ -86,6 +86,8 @@ class Learner:
         self.constant = constant
         """Divisor of the constant reduction, in tokens."""
         self.seed = seed
+        self.applied = 0
+        """Optimizer steps applied since the current update began."""
 
     @property
     def single_step(self) -> bool:
@@ -135,6 +137,7 @@ class Learner:
     ) -> UpdateReport:
         """Take epochs x minibatches optimizer steps; each has its own global denominators."""
         tally = _Tally(batch, facts)
+        self.applied = 0
         rate = self.optimizer.rate(step)
         for epoch in range(self.row.epochs):
             for minibatch in plan.minibatches:
@@ -144,6 +147,7 @@ class Learner:
                 norm = self.optimizer.gradient_norm()
                 if math.isfinite(loss) and math.isfinite(norm):
                     self.optimizer.step(rate=rate, norm=norm)
+                    self.applied += 1
                     tally.applied(loss, norm)
                 else:
                     tally.refused(minibatch)

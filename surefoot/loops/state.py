@@ -1,0 +1,94 @@
+"""What a run remembers between steps, and how it goes into a checkpoint and comes back.
+
+Owns the list of things that must survive: weights, moments, the stream's cursor, counters.
+Refuses to own the file protocol (`run/checkpoint`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from surefoot.data import Stream
+from surefoot.errors import CheckpointError
+from surefoot.learner.update import Learner
+from surefoot.run.checkpoint import Loaded
+
+
+@dataclass
+class Progress:
+    """Counters of a run; everything here is JSON."""
+
+    step: int = 0
+    """Rollout steps done; also the version of the policy's weights."""
+    evaluated: int = -1
+    """Last step whose weights were evaluated."""
+    tokens: int = 0
+    """Prompt and completion tokens seen by training so far, rejected groups included."""
+    silent: int = 0
+    """Steps in a row without any signal."""
+    nonfinite: int = 0
+    """Optimizer steps in a row refused because of a non-finite loss or gradient."""
+    quarantined: list[str] = field(default_factory=list)
+    """Ids of rows that no reward can score."""
+    cursor: dict[str, Any] = field(default_factory=dict)
+    """The stream's place."""
+    budget: int = 0
+    """Tokens per micro-batch; lower than asked for after running out of memory."""
+
+
+def tensors(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
+    """The tensors of a checkpoint, by file: the policy and the optimizer's moments."""
+    policy = {
+        name: parameter.detach()
+        for name, parameter in learner.scorer.model.named_parameters()
+        if parameter.requires_grad
+    }
+    out = {"policy": policy}
+    moments = learner.optimizer.state()
+    if moments:
+        out["optimizer"] = moments
+    return out
+
+
+def restore(loaded: Loaded, learner: Learner, stream: Stream) -> Progress:
+    """Put a verified checkpoint back into a freshly assembled learner and stream."""
+    load_policy(learner.scorer.model, loaded)
+    if "optimizer" in loaded.names:
+        learner.optimizer.restore(loaded.tensors("optimizer"))
+    progress = _progress(loaded.state, str(loaded.path))
+    stream.restore(progress.cursor)
+    return progress
+
+
+def load_policy(model: torch.nn.Module, loaded: Loaded) -> None:
+    """Copy a checkpoint's policy into a model of the same shape."""
+    weights = loaded.tensors("policy")
+    parameters = dict(model.named_parameters())
+    odd = sorted(set(weights) ^ set(parameters))
+    if odd:
+        raise CheckpointError(
+            f"{loaded.path}: the checkpoint and the model differ in parameter {odd[0]}; this is "
+            "the checkpoint of another model"
+        )
+    with torch.no_grad():
+        for name, parameter in parameters.items():
+            if parameter.shape != weights[name].shape:
+                raise CheckpointError(
+                    f"{loaded.path}: parameter {name} has shape {tuple(weights[name].shape)}, the "
+                    f"model's has {tuple(parameter.shape)}"
+                )
+            parameter.copy_(weights[name])
+
+
+def _progress(state: Mapping[str, Any], where: str) -> Progress:
+    try:
+        return Progress(**state)
+    except TypeError as error:
+        raise CheckpointError(
+            f"{where}: state.json does not have the fields of this version ({error}); resume with "
+            "the version that wrote it"
+        ) from error
