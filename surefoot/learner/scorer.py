@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from surefoot.learner.attention import use_short_attention
 from surefoot.learner.head import find_head, token_logp
 from surefoot.learner.layouts import Microbatch, Shape
 
@@ -41,6 +42,7 @@ class Scorer(nn.Module):
         temperature: float,
     ) -> None:
         super().__init__()
+        use_short_attention(model)
         self.model = model
         self.compute = compute
         self.temperature = temperature

@@ -20,7 +20,7 @@ from surefoot.learner.check import LayoutCheck, check_layouts
 from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Learner
-from surefoot.loops.process import total_memory
+from surefoot.loops.process import deterministic, total_memory
 from surefoot.methods import Method
 from surefoot.models import LoadedModel, load_model
 from surefoot.models.load import DTYPES
@@ -68,7 +68,7 @@ def assemble(recipe: Recipe, given: Outside, *, interrupt: Callable[[], None]) -
     assert isinstance(recipe.method, Method)
     grader = Grader(recipe.reward, base_dir=recipe.base_dir, functions=given.rewards)
     try:
-        torch.use_deterministic_algorithms(True, warn_only=True)
+        deterministic()
         loaded = load_model(recipe)
         data = build(recipe, loaded.template, base_dir=recipe.base_dir, rows=given.rows)
         engine = LocalEngine(

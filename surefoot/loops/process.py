@@ -10,6 +10,8 @@ import os
 import resource
 import sys
 
+import torch
+
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
 
@@ -27,6 +29,13 @@ def tune_allocator() -> bool:
         return False
     kept = mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
     return bool(kept and mallopt(_M_TOP_PAD, 64 << 20))
+
+
+def deterministic() -> None:
+    """Ask torch for kernels that repeat bit for bit; resume depends on it (promise 4)."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    # No kernel here reads what it has not written, and filling costs a twentieth of a step.
+    torch.utils.deterministic.fill_uninitialized_memory = False
 
 
 def total_memory() -> int:
