@@ -62,6 +62,6 @@ class Interrupted(Stop):
 
 
 class StoppedOnFinding(Stop):
-    """The run stopped itself; the same command would stop again, so change what the message names."""
+    """The run stopped itself; the same command would stop again: change what is named."""
 
     exit_code = EXIT_FINDING

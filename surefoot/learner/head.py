@@ -113,9 +113,7 @@ class _TokenLogp(torch.autograd.Function):
                 logp_N[part] = picked - normalizer
                 entropy_N[part] = normalizer - cross / total
                 normalizer_N[part] = normalizer + top[:, 0]
-        ctx.save_for_backward(
-            hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, entropy_N
-        )
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, entropy_N)
         ctx.head, ctx.temperature = head, temperature
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
@@ -131,18 +129,23 @@ class _TokenLogp(torch.autograd.Function):
             grad_weight = torch.zeros_like(weight)
             grad_bias = None if bias is None else torch.zeros_like(bias)
             for part in _chunks(hidden.shape[0], head):
-                raw = _logits(hidden[part], weight, bias, head)
-                logp = raw / temperature - normalizer_N[part, None]
+                logits = _logits(hidden[part], weight, bias, head)
+                slope = None
+                if head.softcap is not None:
+                    slope = 1.0 - (logits / head.softcap).square()
+                if temperature != 1.0:
+                    logits /= temperature
                 grad = _grad_logits(
-                    logp,
+                    logits.sub_(normalizer_N[part, None]),
                     targets_N[part],
                     None if grad_logp_N is None else grad_logp_N[part],
                     None if grad_entropy_N is None else grad_entropy_N[part],
                     entropy_N[part],
                 )
-                grad *= head.scale / temperature
-                if head.softcap is not None:
-                    grad *= 1.0 - (raw / head.softcap).square()
+                if head.scale != temperature:
+                    grad *= head.scale / temperature
+                if slope is not None:
+                    grad *= slope
                 torch.mm(grad, weight, out=grad_hidden[part])
                 grad_weight.addmm_(grad.T, hidden[part])
                 if grad_bias is not None:
@@ -165,16 +168,19 @@ def _grad_logits(
     grad_entropy_N: Tensor | None,
     entropy_N: Tensor,
 ) -> Tensor:
-    """d(g . logp + e . entropy) / d(logits / temperature) = g (1 - p) at the target, and so on."""
-    probability_NV = logp_NV.exp()
-    grad_NV = torch.zeros_like(logp_NV) if grad_logp_N is None else None
-    if grad_entropy_N is not None:
-        spread_NV = (logp_NV + entropy_N[:, None]) * probability_NV
-        entropy_part = spread_NV.mul_(-grad_entropy_N[:, None])
-        grad_NV = entropy_part
+    """Gradient of g . logp + e . entropy by the tempered logits; overwrites `logp_NV`.
+
+    d logp / d z_v = 1[v = target] - p_v and d H / d z_v = -p_v (log p_v + H).
+    """
+    if grad_entropy_N is None:
+        assert grad_logp_N is not None
+        grad_NV = logp_NV.exp_().mul_(-grad_logp_N[:, None])
+    else:
+        probability_NV = logp_NV.exp()
+        slope_NV = logp_NV.add_(entropy_N[:, None]).mul_(-grad_entropy_N[:, None])
+        if grad_logp_N is not None:
+            slope_NV.sub_(grad_logp_N[:, None])
+        grad_NV = slope_NV.mul_(probability_NV)
     if grad_logp_N is not None:
-        policy_part = probability_NV.mul_(-grad_logp_N[:, None])
-        policy_part.scatter_add_(1, targets_N[:, None], grad_logp_N[:, None])
-        grad_NV = policy_part if grad_NV is None else grad_NV.add_(policy_part)
-    assert grad_NV is not None
+        grad_NV.scatter_add_(1, targets_N[:, None], grad_logp_N[:, None])
     return grad_NV

@@ -271,9 +271,7 @@ def _prefix(bundles: tuple[Bundle, ...]) -> Microbatch:
         key=lambda e: (-len(bundles[e[0]].completions[e[1]]), bundles[e[0]].rows[e[1]]),
     )
     # Hidden states in order: the last one of each prompt, then every slice, flattened.
-    scored = [
-        (bundles[b].rows[k], 0, bundles[b].completions[k][0], b) for b, k in entries
-    ]
+    scored = [(bundles[b].rows[k], 0, bundles[b].completions[k][0], b) for b, k in entries]
     slices: list[Slice] = []
     base, at = len(bundles), 0
     for count, width in _slice_sizes(bundles):

@@ -43,13 +43,17 @@ class LossSums:
     sums: Mapping[str, float]
 
 
-def _no_gate(inputs: LossInputs, row: Method, log_ratio_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _no_gate(
+    inputs: LossInputs, row: Method, log_ratio_BT: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
     return policy.unclipped(
         log_ratio_BT, advantage_BT=inputs.advantage_BT, mask_BT=inputs.mask_BT
     ), {}
 
 
-def _clip(inputs: LossInputs, row: Method, log_ratio_BT: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _clip(
+    inputs: LossInputs, row: Method, log_ratio_BT: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
     gate: Any = row.gate
     out = policy.clipped(
         log_ratio_BT,

@@ -68,10 +68,7 @@ class Scorer(nn.Module):
     def forward(self, batch: Microbatch) -> Scored:
         """Score the micro-batch's tokens under softmax(logits / temperature)."""
         with self._autocast():
-            if batch.layout == "prefix":
-                hidden_NH = self._prefix(batch)
-            else:
-                hidden_NH = self._block(batch)
+            hidden_NH = self._prefix(batch) if batch.layout == "prefix" else self._block(batch)
         targets_N = batch.targets_N.to(self.device)
         logp_N, entropy_N = token_logp(
             hidden_NH, self.head, targets_N, temperature=self.temperature

@@ -220,6 +220,11 @@ class Learner:
             group_length_B=grouped_B,
         )
 
+    def limit(self, budget: int) -> None:
+        """Lower the token budget to what an earlier process of this run had come down to."""
+        if 0 < budget < self.packing.budget:
+            self.packing = dataclasses.replace(self.packing, budget=budget)
+
     def halve(self) -> bool:
         """After running out of memory: half the token budget; False if it cannot get smaller."""
         if self.packing.budget <= 64:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from surefoot.data import Data, build
 from surefoot.errors import RecipeError
 from surefoot.learner.batch import Packing

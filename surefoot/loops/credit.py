@@ -153,9 +153,7 @@ def _mean(values: Tensor, mask: Tensor) -> float:
 def _overlong(shape: Any, length_PG: Tensor, max_new_tokens: int) -> Tensor:
     # A fifth of the cap is the paper's ratio: 4096 of 20480 tokens.
     cache = max(1, max_new_tokens // 5) if shape.cache is None else shape.cache
-    penalty_B = shaping.soft_overlong(
-        length_PG.reshape(-1), max_length=max_new_tokens, cache=cache
-    )
+    penalty_B = shaping.soft_overlong(length_PG.reshape(-1), max_length=max_new_tokens, cache=cache)
     return float(shape.weight) * penalty_B.reshape(length_PG.shape)
 
 

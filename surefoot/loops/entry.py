@@ -5,6 +5,8 @@ Owns how a run begins, resumes and ends. Refuses to own the steps between (`onli
 
 from __future__ import annotations
 
+import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -127,8 +129,14 @@ def _train(
         if checkpoint is not None:
             checkpoint.check_identity(identity)
             progress = restore(checkpoint, learner, parts.data.stream)
+            learner.limit(progress.budget)
         directory.write_recipe(to_yaml(recipe))
-        facts = {**environment(), "identity": identity, "source": parts.loaded.source}
+        facts = {
+            **environment(),
+            "identity": identity,
+            "source": parts.loaded.source,
+            "base_dir": _relative(recipe.base_dir, directory.path),
+        }
         directory.write_environment(facts)
         resume_step = None if checkpoint is None else checkpoint.step
         ledger = Ledger(directory, resume_step=resume_step, seed=recipe.run.seed)
@@ -145,8 +153,11 @@ def _train(
         ledger.event(
             "layouts",
             f"layouts: {', '.join(check.allowed)}; ratio noise {check.ratio_noise:.2g}",
-            {"allowed": list(check.allowed), "refused": dict(check.refused),
-             "ratio_noise": check.ratio_noise},
+            {
+                "allowed": list(check.allowed),
+                "refused": dict(check.refused),
+                "ratio_noise": check.ratio_noise,
+            },
         )
         for skipped in checkpoint.skipped if checkpoint is not None else ():
             text = f"checkpoint {skipped.name} is set aside: {skipped.reason}"
@@ -160,6 +171,22 @@ def _train(
             ledger.close()
     finally:
         parts.grader.close()
+
+
+def _relative(base_dir: Path | None, run: Path) -> str:
+    """Where relative paths of the recipe start, seen from the run directory (it may be moved)."""
+    return os.path.relpath(base_dir or Path(), run)
+
+
+def _base_dir(directory: RunDirectory) -> Path:
+    try:
+        facts = json.loads(directory.environment.read_text(encoding="utf-8"))
+        return directory.path / str(facts["base_dir"])
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirectoryError(
+            f"{directory.environment}: cannot be read ({error}); this is no run directory, or it "
+            "is damaged"
+        ) from error
 
 
 def _identity(parts: Parts) -> dict[str, str]:
@@ -206,7 +233,7 @@ def evaluate(
     if place.is_dir():
         directory = _existing(place)
         loaded = _checkpoint(directory, checkpoint)
-        recipe = load(directory.recipe, overrides, base_dir=Path())
+        recipe = load(directory.recipe, overrides, base_dir=_base_dir(directory))
     else:
         recipe = load(target, overrides)
     parts = assemble(recipe, Outside(), interrupt=lambda: None)
@@ -229,7 +256,7 @@ def export(run: Path | str, dest: Path | str, checkpoint: int | None = None) -> 
     """Write a run's policy as a plain Hugging Face directory: weights, tokenizer, template."""
     directory = _existing(Path(run))
     loaded = _checkpoint(directory, checkpoint)
-    recipe = load(directory.recipe, base_dir=Path())
+    recipe = load(directory.recipe, base_dir=_base_dir(directory))
     model = load_model(recipe)
     return export_directory(model, loaded.tensors("policy"), Path(dest))
 

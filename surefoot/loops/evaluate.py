@@ -25,9 +25,7 @@ class Evaluated:
     evaluation: Evaluation
 
 
-def evaluate(
-    engine: Engine, grader: Grader, prompts: Sequence[Prompt], *, step: int
-) -> Evaluated:
+def evaluate(engine: Engine, grader: Grader, prompts: Sequence[Prompt], *, step: int) -> Evaluated:
     """Answer every prompt greedily and score it."""
     assert prompts, "evaluation without prompts"
     groups = grader.score(engine.sample(prompts, 1, purpose="eval", greedy=True))

@@ -1,6 +1,6 @@
 """Which groups a step trains on: dynamic sampling, and rows that cannot be scored.
 
-Owns the repeated question (sample, score, look) and its bound; quarantined rows are not asked again.
+Owns the repeated question (sample, score, look) and its bound; quarantined rows are not asked.
 Refuses to own credit: informative means a spread of raw scores, before shaping and KL.
 """
 
@@ -109,7 +109,7 @@ def is_informative(group: Group) -> bool:
 
 def raw_scores(groups: Sequence[Group]) -> tuple[torch.Tensor, torch.Tensor]:
     """Scores before shaping, and where they are valid. Shapes: [P, G] float64 and bool."""
-    table = [[score for score in group.scores or ()] for group in groups]
+    table = [list(group.scores or ()) for group in groups]
     values = [[0.0 if s.value is None else s.value for s in row] for row in table]
     valid = [[s.valid for s in row] for row in table]
     return torch.tensor(values, dtype=torch.float64), torch.tensor(valid, dtype=torch.bool)

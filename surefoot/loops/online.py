@@ -145,9 +145,7 @@ class OnlineLoop:
         credit = self._learn(step, batch, standing, out)
         return Taken(gathered, standing, credit, out)
 
-    def _learn(
-        self, step: int, batch: Batch, standing: Standing, out: names.Metrics
-    ) -> Credit:
+    def _learn(self, step: int, batch: Batch, standing: Standing, out: names.Metrics) -> Credit:
         """Score, assign and update; after running out of memory, again in smaller pieces."""
         while True:
             try:
@@ -263,10 +261,7 @@ class OnlineLoop:
         self._show(step, looked)
 
     def _write(self, step: int, taken: Taken, looked: Evaluated | None) -> None:
-        groups = [
-            train_row(group, dead=dead, kept=kept)
-            for group, dead, kept in _fates(taken)
-        ]
+        groups = [train_row(group, dead=dead, kept=kept) for group, dead, kept in _fates(taken)]
         samples = []
         for place, group in enumerate(taken.gathered.groups):
             size = len(group.completions)
@@ -375,13 +370,17 @@ def _eval_rows(looked: Evaluated) -> list[dict[str, object]]:
 
 def _eval_samples(looked: Evaluated) -> list[dict[str, object]]:
     return [
-        row for group in looked.groups for row in sample_rows(group, advantages=[None], split="eval")
+        row
+        for group in looked.groups
+        for row in sample_rows(group, advantages=[None], split="eval")
     ]
 
 
 def _out_of_memory(error: BaseException) -> bool:
     text = str(error)
-    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or "can't allocate memory" in text
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
+    )
 
 
 def _said(value: object) -> str:

@@ -40,10 +40,10 @@ class LoadedModel:
 def load_model(recipe: Recipe) -> LoadedModel:
     """Load the policy that a recipe names. ModelError names the path and the mend."""
     section = recipe.model
+    transformers.utils.logging.disable_progress_bar()
     folder = resolve_directory(section.path)
     remote = "remote_code" in recipe.run.allow
     where = {"revision": section.revision, "trust_remote_code": remote}
-    transformers.utils.logging.disable_progress_bar()
     try:
         config = AutoConfig.from_pretrained(folder, **where)
         tokenizer = AutoTokenizer.from_pretrained(folder, **where)
@@ -93,7 +93,9 @@ def resolve_directory(path: str) -> str:
     folder = Path(path)
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise ModelError(f"model.path: {path} holds no config.json, so it is no model directory")
+            raise ModelError(
+                f"model.path: {path} holds no config.json, so it is no model directory"
+            )
         weights = list(folder.glob("*.safetensors"))
         pickles = [file.name for pattern in _PICKLES for file in folder.glob(pattern)]
         if not weights and pickles:

@@ -31,8 +31,15 @@ def draw(runs: Sequence[Path | str], target: Path | str) -> Path:
     plt = _matplotlib()
     target = Path(target)
     target.parent.mkdir(parents=True, exist_ok=True)
-    style = {"font.size": 10, "axes.edgecolor": _INK, "text.color": _INK, "axes.labelcolor": _INK,
-             "xtick.color": _INK, "ytick.color": _INK, "font.family": "DejaVu Sans"}
+    style = {
+        "font.size": 10,
+        "axes.edgecolor": _INK,
+        "text.color": _INK,
+        "axes.labelcolor": _INK,
+        "xtick.color": _INK,
+        "ytick.color": _INK,
+        "font.family": "DejaVu Sans",
+    }
     with plt.rc_context(style):
         figure, (top, bottom) = plt.subplots(
             2, 1, figsize=(8, 6), sharex=True, height_ratios=(3, 2), layout="constrained"
@@ -78,12 +85,21 @@ def _draw_run(top: Any, bottom: Any, run: Path, colour: str) -> bool:
     if looks:
         steps = [look.step for look in looks]
         top.fill_between(
-            steps, [look.low for look in looks], [look.high for look in looks],
-            color=colour, alpha=0.15, linewidth=0,
+            steps,
+            [look.low for look in looks],
+            [look.high for look in looks],
+            color=colour,
+            alpha=0.15,
+            linewidth=0,
         )
         top.plot(
-            steps, [look.accuracy for look in looks], color=colour, linewidth=2, marker="o",
-            markersize=4, label=RunDirectory(run).name,
+            steps,
+            [look.accuracy for look in looks],
+            color=colour,
+            linewidth=2,
+            marker="o",
+            markersize=4,
+            label=RunDirectory(run).name,
         )
         ended = [(look.step, look.eos_share) for look in looks if look.eos_share is not None]
         if ended:
@@ -96,7 +112,10 @@ def _draw_run(top: Any, bottom: Any, run: Path, colour: str) -> bool:
         bottom.plot(steps, rewards, color=colour, linewidth=0.7, alpha=0.4)
         window = max(3, len(steps) // 10)
         bottom.plot(
-            steps, smooth(rewards, window), color=colour, linewidth=2,
+            steps,
+            smooth(rewards, window),
+            color=colour,
+            linewidth=2,
             label=None if looks else RunDirectory(run).name,
         )
     return bool(looks or rows)
@@ -118,8 +137,15 @@ def _finish(top: Any, bottom: Any, runs: int) -> None:
     bottom.set_xlabel("step")
     bottom.xaxis.set_major_locator(MaxNLocator(integer=True, steps=(1, 2, 5, 10)))
     keys = [
-        Line2D([], [], color=_INK, linewidth=2, marker="o", markersize=4,
-               label="correct, with 95 % interval"),
+        Line2D(
+            [],
+            [],
+            color=_INK,
+            linewidth=2,
+            marker="o",
+            markersize=4,
+            label="correct, with 95 % interval",
+        ),
         Line2D([], [], color=_INK, linewidth=1.2, linestyle="--", label="ended with EOS"),
     ]
     runs_found = top.get_legend_handles_labels()[0] + bottom.get_legend_handles_labels()[0]

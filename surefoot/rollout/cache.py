@@ -35,9 +35,7 @@ class GrowingLayer(DynamicLayer):
         if self.key_buffer is None or self.value_buffer is None:
             self._adopt(_spare(key_states, 0), _spare(value_states, 0), 0)
         elif self.used + added > self.key_buffer.shape[2]:
-            self._adopt(
-                _spare(self.key_buffer, added), _spare(self.value_buffer, added), self.used
-            )
+            self._adopt(_spare(self.key_buffer, added), _spare(self.value_buffer, added), self.used)
         assert self.key_buffer is not None and self.value_buffer is not None
         end = self.used + added
         self.key_buffer[:, :, self.used : end] = key_states

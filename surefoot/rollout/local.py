@@ -172,9 +172,7 @@ class LocalEngine:
             return None
         return torch.tensor(self.stops.ids, device=logits.device)
 
-    def _finish(
-        self, state: _State, done: dict[tuple[int, int], Completion]
-    ) -> list[bool]:
+    def _finish(self, state: _State, done: dict[tuple[int, int], Completion]) -> list[bool]:
         """Which rows end with the token just drawn; their completions go to `done`."""
         flags = []
         for row in state.rows:

@@ -25,9 +25,20 @@ from surefoot.run import manifest
 from surefoot.run.directory import RunDirectory
 from surefoot.run.files import fsync_directory
 
-POINTS = ("begun", "temp_made", "mid_tensors", "tensors_written", "state_written",
-          "manifest_written", "temp_synced", "moved_aside", "renamed", "parent_synced",
-          "mid_retention", "retained")
+POINTS = (
+    "begun",
+    "temp_made",
+    "mid_tensors",
+    "tensors_written",
+    "state_written",
+    "manifest_written",
+    "temp_synced",
+    "moved_aside",
+    "renamed",
+    "parent_synced",
+    "mid_retention",
+    "retained",
+)
 _FAULT = "SUREFOOT_FAULT_AT"
 _SPARE_BYTES = 200 * 2**20
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
@@ -35,10 +46,18 @@ _KNOWN_ENTRY = re.compile(r"step_\d{6,}(\.aside|\.corrupt(-\d+)?)?")
 _log = logging.getLogger(__name__)
 _Point = Callable[[str], None]
 _DTYPES = {
-    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
-    torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8",
-    torch.uint8: "U8", torch.bool: "BOOL",
-    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2",
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
 }
 
 
@@ -160,8 +179,11 @@ def _put_in_place(temporary: Path, final: Path, point: _Point) -> None:
 
 def _retire(directory: RunDirectory, newest: Path, keep: int, point: _Point) -> None:
     """Delete old checkpoints. Damaged-looking ones do not count towards `keep`."""
-    whole = [path for path in map(directory.step_path, directory.checkpoint_steps())
-             if path == newest or manifest.looks_whole(path)]
+    whole = [
+        path
+        for path in map(directory.step_path, directory.checkpoint_steps())
+        if path == newest or manifest.looks_whole(path)
+    ]
     for path in whole[:-keep]:
         if path != newest:
             _remove(path, point)
@@ -230,8 +252,11 @@ def _safetensors(content: Mapping[str, torch.Tensor], point: _Point) -> Iterator
                 "convert it to a dense tensor of a common dtype first"
             )
         start, end = end, end + tensor.numel() * tensor.element_size()
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape),
-                        "data_offsets": [start, end]}
+        header[name] = {
+            "dtype": _DTYPES[tensor.dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little") + text

@@ -19,13 +19,42 @@ from typing import Any, Self
 from surefoot.errors import RunDirectoryError
 from surefoot.run.files import atomic_write_json, atomic_write_text
 
-FILES = ("recipe.yaml", "environment.json", "metrics.jsonl", "groups.jsonl", "samples.jsonl",
-         "events.jsonl", "checkpoints", "reference", "stages", "tensorboard", "report.html",
-         "run.lock")
+FILES = (
+    "recipe.yaml",
+    "environment.json",
+    "metrics.jsonl",
+    "groups.jsonl",
+    "samples.jsonl",
+    "events.jsonl",
+    "checkpoints",
+    "reference",
+    "stages",
+    "tensorboard",
+    "report.html",
+    "run.lock",
+)
 STEP_NAME = re.compile(r"step_(\d{6,})")
-_DEPENDENCIES = ("surefoot", "torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy",
-                 "pydantic", "pyyaml", "typer", "rich", "tensorboard", "peft", "datasets", "gguf",
-                 "reasoning-gym", "math-verify", "vllm", "trl")
+_DEPENDENCIES = (
+    "surefoot",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "numpy",
+    "scipy",
+    "pydantic",
+    "pyyaml",
+    "typer",
+    "rich",
+    "tensorboard",
+    "peft",
+    "datasets",
+    "gguf",
+    "reasoning-gym",
+    "math-verify",
+    "vllm",
+    "trl",
+)
 _SECRET_WORD = re.compile(r"(key|token|secret|password|passwd|credential)s?$", re.I)
 _SECRET_VALUE = re.compile(r"\b(hf_|sk-|ghp_|github_pat_|glpat-|xox[a-z]-)[\w-]{8,}")
 _URL_LOGIN = re.compile(r"(?<=://)[^/\s@]+(?=@)")

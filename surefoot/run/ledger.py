@@ -123,7 +123,8 @@ class Ledger:
                 self._warned = True
                 _log.warning(
                     "%s cannot be written (%s); training goes on, rows wait in memory",
-                    file.path, file.trouble,
+                    file.path,
+                    file.trouble,
                 )
 
 
@@ -146,8 +147,13 @@ class _Gap:
         )
 
     def fields(self) -> dict[str, Any]:
-        return {"file": self.file, "first_step": self.first, "last_step": self.last,
-                "recovered": self.recovered, "lost": self.lost}
+        return {
+            "file": self.file,
+            "first_step": self.first,
+            "last_step": self.last,
+            "recovered": self.recovered,
+            "lost": self.lost,
+        }
 
 
 class _Lines:

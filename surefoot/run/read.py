@@ -17,8 +17,15 @@ from surefoot.run.directory import FILES, RunDirectory
 from surefoot.run.files import parse_line
 from surefoot.statistics import Interval, paired_difference, wilson
 
-TIME_KEYS = ("time/rollout", "time/reward", "time/score", "time/update", "time/sync", "time/eval",
-             "time/checkpoint")
+TIME_KEYS = (
+    "time/rollout",
+    "time/reward",
+    "time/score",
+    "time/update",
+    "time/sync",
+    "time/eval",
+    "time/checkpoint",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,9 +62,7 @@ def sample_rows(
             "length": len(completion.ids),
             "version": completion.version,
         }
-        for completion, score, advantage in zip(
-            group.completions, scores, advantages, strict=True
-        )
+        for completion, score, advantage in zip(group.completions, scores, advantages, strict=True)
     ]
 
 
