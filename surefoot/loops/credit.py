@@ -52,6 +52,8 @@ class Credit:
     shaped_PG: Tensor
     advantage_PG: Tensor
     """One number per completion (the mean over its trained tokens)."""
+    signal_found: bool
+    """Whether the rewards alone, without any KL, give some completion an advantage."""
     trained_kl: Mapping[str, float]
     """The KL term that enters the reward, by its name and unit."""
 
@@ -125,6 +127,7 @@ def assign(row: Method, batch: Batch, standing: Standing, facts: Facts) -> Credi
         dead_P & ~standing.dropped_P,
         shaped_PG,
         (advantage_BT.sum(1) / length_B).reshape(shape),
+        bool((BASELINES[row.baseline.kind](center, standing.reward_PG, present_PG) != 0).any()),
         trained_kl,
     )
 

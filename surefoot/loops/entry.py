@@ -22,6 +22,7 @@ from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, load_policy, restore
 from surefoot.models import export_directory, load_model
 from surefoot.recipe import Recipe, batch_arithmetic, check_resume, load, to_yaml
+from surefoot.recipe.resume import Change
 from surefoot.run.checkpoint import Loaded, load_latest, load_step
 from surefoot.run.directory import RunDirectory, environment
 from surefoot.run.display import Display, summary_table
@@ -84,12 +85,12 @@ def train(
     recipe = load(source, overrides, outside=given.sections)
     directory = RunDirectory(str(recipe.run.dir)).create()
     with RunLock(directory), Stopper() as stopper:
-        recipe, loaded = _resumed(directory, recipe)
+        recipe, loaded, changes = _resumed(directory, recipe)
         if loaded is not None and loaded.step >= int(recipe.run.steps or 0):
             sys.stderr.write(f"surefoot: {directory.path} is complete at step {loaded.step}\n")
         else:
             tune_allocator()
-            _train(directory, recipe, loaded, given, stopper)
+            _train(directory, recipe, loaded, changes, given, stopper)
     run = Run(directory.path)
     sys.stderr.flush()
     sys.stdout.write(run.table() + "\n")
@@ -99,24 +100,24 @@ def train(
     return run
 
 
-def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None]:
-    """The checkpoint to go on from, if any, and the recipe with what the run had resolved."""
+def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None, list[Change]]:
+    """The recipe with what the run had resolved, the checkpoint to go on from, what changed."""
     if not directory.recipe.is_file():
-        return recipe, None
+        return recipe, None, []
     old = load(directory.recipe, base_dir=recipe.base_dir, outside=("data", "reward"))
     kept = old.optim.tokens_per_microbatch
     if recipe.optim.tokens_per_microbatch == "auto" and kept != "auto":
         recipe = recipe.with_auto({"optim.tokens_per_microbatch": kept})
     loaded = load_latest(directory) if directory.has_checkpoint() else None
-    if loaded is not None:
-        check_resume(old, recipe)
-    return recipe, loaded
+    changes = check_resume(old, recipe) if loaded is not None else []
+    return recipe, loaded, changes
 
 
 def _train(
     directory: RunDirectory,
     recipe: Recipe,
     checkpoint: Loaded | None,
+    changes: Sequence[Change],
     given: Outside,
     stopper: Stopper,
 ) -> None:
@@ -159,6 +160,9 @@ def _train(
                 "ratio_noise": check.ratio_noise,
             },
         )
+        for change in changes:
+            display.note(f"changed since the run began: {change}")
+            ledger.event("changed", f"resumed with another recipe: {change}")
         for skipped in checkpoint.skipped if checkpoint is not None else ():
             text = f"checkpoint {skipped.name} is set aside: {skipped.reason}"
             display.note(text)

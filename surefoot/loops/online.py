@@ -138,7 +138,7 @@ class OnlineLoop:
         out["epoch"] = parts.data.stream.epoch
         out["learning_rate"] = self.learner.optimizer.rate(step)
         if not gathered.groups:
-            self._count_signal(0, out)
+            self._count_signal(out, found=False)
             return Taken(gathered, None, None, out)
         batch = make_batch(gathered.groups)
         standing = stand(row, batch, max_new_tokens=parts.recipe.rollout.max_new_tokens)
@@ -162,7 +162,7 @@ class OnlineLoop:
                 )
         out.update(names.credit_metrics(standing, credit))
         out.update(names.update_metrics(batch, standing, facts, report, self.parts.row))
-        self._count_signal(report.steps + report.skipped, out)
+        self._count_signal(out, found=credit.signal_found)
         self._count_nonfinite(step, batch, report)
         return credit
 
@@ -213,8 +213,8 @@ class OnlineLoop:
                 {"prompt": prompt},
             )
 
-    def _count_signal(self, attempts: int, out: names.Metrics) -> None:
-        self.progress.silent = 0 if attempts else self.progress.silent + 1
+    def _count_signal(self, out: names.Metrics, *, found: bool) -> None:
+        self.progress.silent = 0 if found else self.progress.silent + 1
         out["steps_without_signal"] = self.progress.silent
 
     def _count_nonfinite(self, step: int, batch: Batch, report: UpdateReport) -> None:

@@ -55,6 +55,8 @@ def _sampling(recipe: Recipe) -> None:
         "top_p": rollout.top_p < 1,
         "top_k": rollout.top_k > 0,
         "min_p": rollout.min_p > 0,
+        # Before the minimum no end-of-sequence id can be drawn, which cuts the distribution too.
+        "min_new_tokens": rollout.min_new_tokens > 0,
     }
     for name, active in cut.items():
         if active and "truncated_sampling" not in recipe.run.allow:

@@ -1,0 +1,1 @@
+"""Shared pieces of the tests: a tiny model, recipes and groups made by hand."""
