@@ -94,8 +94,14 @@ def test_what_was_saved_comes_back_bit_for_bit(directory: RunDirectory) -> None:
     assert set(back) == set(tensors)
     for name, tensor in tensors.items():
         assert (back[name].dtype, back[name].shape) == (tensor.dtype, tensor.shape), name
-        raw = [item.detach().reshape(-1).contiguous().view(torch.uint8) for item in
-               (back[name], tensor)] if tensor.numel() else [back[name], tensor]
+        raw = (
+            [
+                item.detach().reshape(-1).contiguous().view(torch.uint8)
+                for item in (back[name], tensor)
+            ]
+            if tensor.numel()
+            else [back[name], tensor]
+        )
         assert torch.equal(*raw), name
     assert loaded.tensors("none") == {}
     with pytest.raises(CheckpointError, match=r"no tensors named 'critic'; it has all, none"):
@@ -131,7 +137,11 @@ def test_every_tensor_is_aligned_in_its_file(directory: RunDirectory) -> None:
 def test_state_comes_back_exactly(directory: RunDirectory) -> None:
     state = {
         "floats": [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, math.inf, -math.inf],
-        "nan": math.nan, "big": 2**70, "text": "né\ud800\u2028", "none": None, "flag": True,
+        "nan": math.nan,
+        "big": 2**70,
+        "text": "né\ud800\u2028",
+        "none": None,
+        "flag": True,
         "nested": {"tuple": (1, 2)},
     }
     save(directory, 1, {}, state, keep=1, identity={"lr": 0.1})
@@ -263,8 +273,9 @@ def _flip(file: Path, place: int) -> None:
     file.write_bytes(data)
 
 
-@pytest.mark.parametrize("name", ["policy.safetensors", "optimizer.safetensors", "state.json",
-                                  "MANIFEST.json"])
+@pytest.mark.parametrize(
+    "name", ["policy.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"]
+)
 def test_any_flipped_bit_is_found(directory: RunDirectory, name: str) -> None:
     file = _save(directory, 2, size=8) / name
     whole = file.read_bytes()

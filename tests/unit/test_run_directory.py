@@ -33,8 +33,17 @@ def test_create_makes_the_directory_and_accepts_it_again(tmp_path: Path) -> None
 
 
 def test_the_room_is_free_of_torch_but_for_checkpoint() -> None:
-    rooms = ("directory", "files", "ledger", "lock", "manifest", "read", "rows", "trackers",
-             "display")
+    rooms = (
+        "directory",
+        "files",
+        "ledger",
+        "lock",
+        "manifest",
+        "read",
+        "rows",
+        "trackers",
+        "display",
+    )
     names = ", ".join([*(f"surefoot.run.{name}" for name in rooms), "surefoot.report.curve"])
     code = f"import sys, {names}; sys.exit('torch' in sys.modules or 'matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

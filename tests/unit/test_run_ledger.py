@@ -38,10 +38,13 @@ def test_a_row_starts_with_its_step_keeps_order_and_has_no_nan(directory: RunDir
     ledger.step(7, {**metrics, "none": None, "inf": float("-inf"), "step": 99})
     ledger.close()
     data = directory.metrics.read_bytes()
-    assert data == (
-        '{"step": 7, "z": null, "a": 0.5, "i": 3, "text": "né\ufffd\u2028", "none": null, '
-        '"inf": null}\n'
-    ).encode()
+    assert (
+        data
+        == (
+            '{"step": 7, "z": null, "a": 0.5, "i": 3, "text": "né\ufffd\u2028", "none": null, '
+            '"inf": null}\n'
+        ).encode()
+    )
     assert read_metrics(directory.path)[0]["i"] == 3
 
 
@@ -54,7 +57,10 @@ def test_rows_are_readable_before_close(directory: RunDirectory) -> None:
     assert read_samples(directory.path) == [{"step": 1, "completion": "b"}]
     (event,) = read_events(directory.path)
     assert {key: event[key] for key in ("step", "kind", "message", "group")} == {
-        "step": 1, "kind": "finding", "message": "no signal", "group": 3,
+        "step": 1,
+        "kind": "finding",
+        "message": "no signal",
+        "group": 3,
     }
     ledger.close()
 
@@ -186,7 +192,9 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_tears_no_line(tmp_path: Path)
         pytest.skip("this machine limits file sizes itself")
     done = subprocess.run(
         [sys.executable, "-c", _FULL_DISK, str(tmp_path / "run")],
-        capture_output=True, text=True, check=False,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.stdout == "alive\n", done.stderr
     lines = (tmp_path / "run" / "metrics.jsonl").read_bytes().splitlines()
@@ -211,12 +219,24 @@ def test_rows_of_a_group() -> None:
     )
     trained: dict[str, Any] = rows.train_row(group, dead=False)
     assert trained == {
-        "split": "train", "prompt": "p1", "position": 4, "task": "add", "scores": [1.0, None],
-        "lengths": [2, 1], "stops": ["stop", "length"], "dead": False, "kept": True,
+        "split": "train",
+        "prompt": "p1",
+        "position": 4,
+        "task": "add",
+        "scores": [1.0, None],
+        "lengths": [2, 1],
+        "stops": ["stop", "length"],
+        "dead": False,
+        "kept": True,
     }
     assert rows.eval_row(group, correct=True) == {
-        "split": "eval", "prompt": "p1", "task": "add", "correct": True, "score": 1.0,
-        "stop": "stop", "length": 2,
+        "split": "eval",
+        "prompt": "p1",
+        "task": "add",
+        "correct": True,
+        "score": 1.0,
+        "stop": "stop",
+        "length": 2,
     }
     first, second = rows.sample_rows(group, advantages=[0.5, 0.0])
     assert (first["prompt"], first["completion"], first["parts"]) == ("3+4=", "7", {"numeric": 1.0})

@@ -27,8 +27,13 @@ def _jsonl(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def _eval(step: int, accuracy: float, n: int, eos: float) -> dict[str, Any]:
-    return {"step": step, "eval/accuracy": accuracy, "eval/n": n, "eval/eos_share": eos,
-            "eval/reward": accuracy}
+    return {
+        "step": step,
+        "eval/accuracy": accuracy,
+        "eval/n": n,
+        "eval/eos_share": eos,
+        "eval/reward": accuracy,
+    }
 
 
 @pytest.fixture
@@ -37,26 +42,42 @@ def run(tmp_path: Path) -> Path:
     path = tmp_path / "addition"
     path.mkdir()
     times = {"time/rollout": 2.0, "time/update": 1.5, "time/reward": 0.5}
-    _jsonl(path / "metrics.jsonl", [
-        _eval(0, 0.2, 10, 0.5),
-        {"step": 1, "reward": 0.1, "time/step": 5.0, "time/tokens_per_second": 100.0, **times},
-        {"step": 2, "reward": 0.3, "time/step": 2.0, "time/tokens_per_second": 300.0, **times},
-        {"step": 3, "reward": None, "time/step": 3.0, "time/tokens_per_second": 200.0, **times,
-         **{key: value for key, value in _eval(3, 0.6, 10, 1.0).items() if key != "step"},
-         "time/eval": 4.0},
-    ])
+    _jsonl(
+        path / "metrics.jsonl",
+        [
+            _eval(0, 0.2, 10, 0.5),
+            {"step": 1, "reward": 0.1, "time/step": 5.0, "time/tokens_per_second": 100.0, **times},
+            {"step": 2, "reward": 0.3, "time/step": 2.0, "time/tokens_per_second": 300.0, **times},
+            {
+                "step": 3,
+                "reward": None,
+                "time/step": 3.0,
+                "time/tokens_per_second": 200.0,
+                **times,
+                **{key: value for key, value in _eval(3, 0.6, 10, 1.0).items() if key != "step"},
+                "time/eval": 4.0,
+            },
+        ],
+    )
     before, after = {0, 1}, {1, 2, 3, 4, 5, 6}
-    _jsonl(path / "groups.jsonl", [
-        *({"step": 0, "split": "eval", "prompt": f"p{i}", "correct": i in before}
-          for i in range(10)),
-        {"step": 0, "split": "eval", "prompt": "only-before", "correct": True},
-        {"step": 0, "split": "eval", "prompt": "ungraded-later", "correct": True},
-        {"step": 3, "split": "eval", "prompt": "ungraded-later", "correct": None},
-        {"step": 1, "split": "train", "prompt": "q", "scores": [1.0, 0.0]},
-        *({"step": 3, "split": "eval", "prompt": f"p{i}", "correct": i in after}
-          for i in reversed(range(10))),
-        {"step": 3, "split": "eval", "prompt": "only-after", "correct": True},
-    ])
+    _jsonl(
+        path / "groups.jsonl",
+        [
+            *(
+                {"step": 0, "split": "eval", "prompt": f"p{i}", "correct": i in before}
+                for i in range(10)
+            ),
+            {"step": 0, "split": "eval", "prompt": "only-before", "correct": True},
+            {"step": 0, "split": "eval", "prompt": "ungraded-later", "correct": True},
+            {"step": 3, "split": "eval", "prompt": "ungraded-later", "correct": None},
+            {"step": 1, "split": "train", "prompt": "q", "scores": [1.0, 0.0]},
+            *(
+                {"step": 3, "split": "eval", "prompt": f"p{i}", "correct": i in after}
+                for i in reversed(range(10))
+            ),
+            {"step": 3, "split": "eval", "prompt": "only-after", "correct": True},
+        ],
+    )
     return path
 
 
@@ -78,7 +99,10 @@ def test_summary_by_hand(run: Path) -> None:
     assert found.tokens_per_second == 200.0
     # 6 + 4.5 + 1.5 + 4 seconds = 16
     assert found.time_shares == {
-        "rollout": 0.375, "update": 0.28125, "eval": 0.25, "reward": 0.09375,
+        "rollout": 0.375,
+        "update": 0.28125,
+        "eval": 0.25,
+        "reward": 0.09375,
     }
     assert list(found.time_shares) == ["rollout", "update", "eval", "reward"]
 
@@ -139,8 +163,12 @@ def test_the_closing_table(run: Path) -> None:
 # -- display ---------------------------------------------------------------------------------------
 
 _METRICS = {
-    "reward": 0.414, "entropy": 0.82, "completions/mean_length": 9.1,
-    "clip_ratio/region_mean": 0.0, "frac_reward_zero_std": 0.25, "time/tokens_per_second": 812.3,
+    "reward": 0.414,
+    "entropy": 0.82,
+    "completions/mean_length": 9.1,
+    "clip_ratio/region_mean": 0.0,
+    "frac_reward_zero_std": 0.25,
+    "time/tokens_per_second": 812.3,
     "time/step": 4.0,
 }
 

@@ -54,7 +54,11 @@ class Hanging(Recorder):
 
 def _open(tmp_path: Path, *, queue_length: int = 100, **sinks: Recorder) -> Trackers:
     return open_trackers(
-        [], RunDirectory(tmp_path), config={"seed": 0}, resume_step=None, extra=sinks,
+        [],
+        RunDirectory(tmp_path),
+        config={"seed": 0},
+        resume_step=None,
+        extra=sinks,
         queue_length=queue_length,
     )
 
