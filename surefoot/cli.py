@@ -83,9 +83,24 @@ def train(
     values = _joined(overrides)
     _crash_reports_go_to(load(recipe, values).run.dir)
     try:
-        start(recipe, values)
+        run = start(recipe, values)
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted; send the same command again to resume") from error
+    typer.echo(run.table())
+    picture = _picture(run.path) if run.summary.first is not None else None
+    if picture is not None:
+        typer.echo(f"learning curve: {picture}")
+
+
+def _picture(run: Path) -> Path | None:
+    """The learning curve beside the run's files, where matplotlib is installed."""
+    from importlib.util import find_spec
+
+    if find_spec("matplotlib") is None:
+        return None
+    from surefoot.report.curve import draw
+
+    return draw([run], run / "curve.png")
 
 
 @app.command(name="eval", context_settings=_OVERRIDES)
@@ -95,11 +110,14 @@ def evaluate(
     ],
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
+    *,
+    as_json: AsJson = False,
 ) -> None:
     """Evaluate on the held-out rows."""
     from surefoot.loops.entry import evaluate as start
 
-    typer.echo(start(target, _joined(overrides), checkpoint=checkpoint).table())
+    result = start(target, _joined(overrides), checkpoint=checkpoint)
+    typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.table())
 
 
 @app.command()

@@ -28,7 +28,7 @@ from surefoot.run.directory import RunDirectory, environment
 from surefoot.run.display import Display, summary_table
 from surefoot.run.ledger import Ledger
 from surefoot.run.lock import RunLock
-from surefoot.run.read import Evaluation, read_metrics, read_samples, summary
+from surefoot.run.read import Evaluation, RunSummary, read_metrics, read_samples, summary
 from surefoot.run.trackers import open_trackers
 
 Source = Path | str | Mapping[str, Any] | Recipe
@@ -48,9 +48,13 @@ class Run:
     def samples(self) -> list[dict[str, Any]]:
         return read_samples(self.path)
 
+    @property
+    def summary(self) -> RunSummary:
+        return summary(self.path)
+
     def table(self) -> str:
         """The closing table: accuracy before and after, and where the time went."""
-        return summary_table(summary(self.path))
+        return summary_table(self.summary)
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,16 @@ class EvalResult:
 
     target: str
     evaluation: Evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        seen = self.evaluation
+        return {
+            "target": self.target,
+            "step": seen.step,
+            **seen.metrics(),
+            "accuracy_low": seen.low,
+            "accuracy_high": seen.high,
+        }
 
     def table(self) -> str:
         seen = self.evaluation
@@ -91,13 +105,7 @@ def train(
         else:
             tune_allocator()
             _train(directory, recipe, loaded, changes, given, stopper)
-    run = Run(directory.path)
-    sys.stderr.flush()
-    sys.stdout.write(run.table() + "\n")
-    picture = _picture(directory.path)
-    if picture is not None:
-        sys.stdout.write(f"learning curve: {picture}\n")
-    return run
+    return Run(directory.path)
 
 
 def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None, list[Change]]:
@@ -215,17 +223,6 @@ def _opening(parts: Parts, checkpoint: Loaded | None) -> list[str]:
     if checkpoint is not None:
         lines.append(f"resuming after step {checkpoint.step}")
     return lines
-
-
-def _picture(run: Path) -> Path | None:
-    """The learning curve beside the run's files, where matplotlib is installed."""
-    from importlib.util import find_spec
-
-    if find_spec("matplotlib") is None or summary(run).first is None:
-        return None
-    from surefoot.report.curve import draw
-
-    return draw([run], run / "curve.png")
 
 
 def evaluate(

@@ -26,10 +26,14 @@ STAND_IN = """
 import sys, types
 entry = types.ModuleType("surefoot.loops.entry")
 class Result:
+    summary = types.SimpleNamespace(first=None)
+    path = None
     def table(self): return "accuracy 0.5"
+    def to_json(self): return {{"eval/accuracy": 0.5}}
 def train(recipe, overrides):
     print("train", recipe, overrides)
     {body}
+    return Result()
 def evaluate(target, overrides, *, checkpoint):
     print("eval", target, overrides, checkpoint)
     return Result()
@@ -71,7 +75,7 @@ def test_the_verbs_and_their_options() -> None:
     }
     assert surface == {
         "train": "recipe overrides",
-        "eval": "target overrides --checkpoint",
+        "eval": "target overrides --checkpoint --json",
         "export": "run dest --checkpoint",
         "methods": "--json",
         "env": "--json",
@@ -131,6 +135,8 @@ def test_eval_and_export_hand_on_their_arguments() -> None:
     done = command("eval", "runs/a", "rollout.rows=4", "--checkpoint", "20")
     assert "eval runs/a ['rollout.rows=4'] 20" in done.stdout
     assert "accuracy 0.5" in done.stdout
+    done = command("eval", "runs/a", "--json")
+    assert json.loads(done.stdout.partition("\n")[2]) == {"eval/accuracy": 0.5}
     done = command("export", "runs/a", "out")
     assert "export runs/a out None" in done.stdout
 
