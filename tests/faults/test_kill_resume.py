@@ -1,0 +1,157 @@
+"""Killed, stopped or damaged: the same command goes on, and ends where an undisturbed run ends."""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from support.runs import (
+    assert_same_run,
+    kill,
+    make_recipe,
+    rows_of,
+    start,
+    train,
+    wait_for_step,
+)
+from support.tiny import save_tiny
+
+METHODS = {
+    "grpo": {"name": "grpo", "epochs": 2, "minibatches": 2},
+    "dapo": {"name": "dapo", "keep": {"kind": "informative", "max_rounds": 2}},
+}
+
+
+@pytest.fixture(scope="module")
+def finished(
+    tiny_model: Path, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[Path, Path]]:
+    """An undisturbed run of each method: its recipe and its run directory."""
+    made = {}
+    for name, method in METHODS.items():
+        recipe = make_recipe(tmp_path_factory.mktemp(name), tiny_model, method=method)
+        done = train(recipe)
+        assert done.returncode == 0, done.stderr
+        made[name] = (recipe, recipe.parent / "run")
+    return made
+
+
+def test_the_undisturbed_runs_cross_an_epoch_and_clip(
+    finished: dict[str, tuple[Path, Path]],
+) -> None:
+    rows = [json.loads(line) for line in rows_of(finished["grpo"][1], "metrics.jsonl")]
+    assert rows[-1]["epoch"] >= 3
+    assert rows[-1]["optimizer_steps"] == 4
+    assert any(row.get("ratio/max", 1.0) > 1.0 for row in rows)
+    assert len(rows) == 10  # the evaluation before the first step, and nine steps
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_kill_nine_at_random_moments(
+    name: str, finished: dict[str, tuple[Path, Path]], tiny_model: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path, tiny_model, method=METHODS[name])
+    run = tmp_path / "run"
+    rng = random.Random(f"{name}-kills")
+    for step in (1, 5, 8):
+        child = start(recipe)
+        wait_for_step(run, step, child)
+        time.sleep(rng.uniform(0.0, 0.15))
+        kill(child)
+        child.communicate(timeout=60)
+    done = train(recipe)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, finished[name][1])
+    kinds = [json.loads(line)["kind"] for line in (run / "events.jsonl").read_text().splitlines()]
+    assert "resumed" in kinds
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_in_a_step_saves_and_says_75(
+    number: int, finished: dict[str, tuple[Path, Path]], tiny_model: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path, tiny_model, method=METHODS["grpo"])
+    run = tmp_path / "run"
+    child = start(recipe)
+    wait_for_step(run, 3, child)
+    kill(child, number)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 75, err
+    assert "same command" in err and "Traceback" not in err
+    saved = sorted((run / "checkpoints").glob("step_??????"))
+    assert int(saved[-1].name.removeprefix("step_")) >= 3
+    done = train(recipe)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, finished["grpo"][1])
+
+
+def test_a_finished_run_is_left_alone(finished: dict[str, tuple[Path, Path]]) -> None:
+    recipe, run = finished["grpo"]
+    before = {file: file.stat().st_mtime_ns for file in run.glob("*.jsonl")}
+    done = train(recipe)
+    assert done.returncode == 0
+    assert "complete at step 9" in done.stderr
+    assert {file: file.stat().st_mtime_ns for file in run.glob("*.jsonl")} == before
+
+
+def test_a_flipped_bit_sets_the_checkpoint_aside_by_name(
+    finished: dict[str, tuple[Path, Path]], tiny_model: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path, tiny_model, method=METHODS["grpo"])
+    run = tmp_path / "run"
+    child = start(recipe)
+    wait_for_step(run, 7, child)
+    kill(child)
+    child.communicate(timeout=60)
+    newest = max((run / "checkpoints").glob("step_??????"))
+    file = newest / "policy.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-5] ^= 1
+    file.write_bytes(bytes(data))
+    done = train(recipe)
+    assert done.returncode == 0, done.stderr
+    assert newest.name in done.stderr
+    assert (newest.parent / f"{newest.name}.corrupt").is_dir()
+    assert_same_run(run, finished["grpo"][1])
+
+
+def test_another_learning_rate_is_refused_unless_allowed(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    recipe = make_recipe(tmp_path, tiny_model, method=METHODS["grpo"], run__steps=2)
+    assert train(recipe).returncode == 0
+    more = ("run.steps=3", "optim.learning_rate=0.001")
+    refused = train(recipe, *more)
+    assert refused.returncode == 2
+    assert "optim.learning_rate: 0.003 -> 0.001" in refused.stderr
+    allowed = train(recipe, *more, "run.allow_change=[optim.learning_rate]")
+    assert allowed.returncode == 0, allowed.stderr
+    events = (tmp_path / "run" / "events.jsonl").read_text()
+    assert "optim.learning_rate: 0.003 -> 0.001" in events
+
+
+def test_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    model = save_tiny(tmp_path / "model")
+    recipe = make_recipe(tmp_path, model, method=METHODS["grpo"], run__steps=2)
+    assert train(recipe).returncode == 0
+    save_tiny(tmp_path / "model", seed=1)
+    refused = train(recipe, "run.steps=3")
+    assert refused.returncode == 2
+    assert "model" in refused.stderr
+
+
+def test_a_second_process_is_refused(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, tiny_model, method=METHODS["grpo"], run__steps=400)
+    child = start(recipe)
+    try:
+        wait_for_step(tmp_path / "run", 1, child)
+        second = train(recipe)
+        assert second.returncode == 2
+        assert str(child.pid) in second.stderr
+    finally:
+        kill(child)
+        child.communicate(timeout=60)

@@ -1,0 +1,125 @@
+"""Whole runs of the tiny model: recipes, child processes, and what must be equal afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import yaml
+from safetensors.torch import load_file
+
+from support.tiny import write_rows
+
+REWARD = '''
+"""A reward with spread: the share of lower-case letters, and a bonus for the row's own letter."""
+
+import surefoot
+
+
+@surefoot.reward_function
+def letters(sample) -> float:
+    text = sample.text
+    share = sum(c.islower() for c in text) / max(1, len(text))
+    return share + float(sample.answer in text)
+'''
+
+
+def make_recipe(folder: Path, model: Path, *, method: dict[str, Any], **changes: Any) -> Path:
+    """Write a recipe, its data (5 rows, so that epochs end often) and its reward; returns it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"prompt": f"say {c}", "answer": c, "id": c} for c in "abcdefg"]
+    write_rows(folder / "rows.jsonl", rows)
+    (folder / "reward.py").write_text(REWARD, encoding="utf-8")
+    recipe: dict[str, Any] = {
+        "model": {"path": str(model)},
+        "data": {"source": "rows.jsonl", "eval_size": 2},
+        "reward": [{"use": "reward.py:letters"}],
+        "method": {"group_size": 4, **method},
+        "rollout": {"prompts_per_step": 2, "max_new_tokens": 8},
+        "optim": {"learning_rate": 0.003},
+        "run": {
+            "dir": str(folder / "run"),
+            "steps": 9,
+            "eval_every": 4,
+            "checkpoint_every": 2,
+            "trackers": [],
+            "seed": 3,
+        },
+    }
+    for key, value in changes.items():
+        section, _, name = key.partition("__")
+        recipe[section][name] = value
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    return path
+
+
+def start(recipe: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
+    """`surefoot train` in a process group of its own, on one thread."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "surefoot", "train", str(recipe), *overrides],
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+        cwd=recipe.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def train(recipe: Path, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """`surefoot train` to its end."""
+    child = start(recipe, *overrides, **environment)
+    out, err = child.communicate(timeout=200)
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+
+def wait_for_step(run: Path, step: int, child: subprocess.Popen[str]) -> None:
+    """Return once metrics.jsonl shows `step`, or the child has ended."""
+    deadline = time.monotonic() + 120
+    while time.monotonic() < deadline and child.poll() is None:
+        path = run / "metrics.jsonl"
+        if path.is_file() and f'"step":{step},' in path.read_text().replace(" ", ""):
+            return
+        time.sleep(0.01)
+
+
+def kill(child: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
+    if child.poll() is None:
+        os.kill(child.pid, number)
+
+
+def rows_of(run: Path, name: str) -> list[str]:
+    """The rows of a ledger file as text, without what no identity claim covers."""
+    outside = ("time/", "memory/", "host/")
+    kept = []
+    for line in (run / name).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        kept.append(json.dumps({k: v for k, v in row.items() if not k.startswith(outside)}))
+    return kept
+
+
+def weights_of(run: Path) -> dict[str, bytes]:
+    """Every tensor of the newest checkpoint, as bytes."""
+    newest = max((run / "checkpoints").glob("step_??????"))
+    found = {}
+    for file in sorted(newest.glob("*.safetensors")):
+        for name, tensor in load_file(file).items():
+            found[f"{file.name}:{name}"] = tensor.numpy().tobytes()
+    return found
+
+
+def assert_same_run(got: Path, want: Path) -> None:
+    """Final weights, moments and ledger rows are equal byte for byte."""
+    for name in ("metrics.jsonl", "groups.jsonl", "samples.jsonl"):
+        assert rows_of(got, name) == rows_of(want, name), name
+    mine, theirs = weights_of(got), weights_of(want)
+    assert mine.keys() == theirs.keys()
+    for name in theirs:
+        assert mine[name] == theirs[name], name
