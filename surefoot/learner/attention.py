@@ -29,15 +29,17 @@ class _Bias:
         self.groups = 0
         self.bias: Tensor | None = None
 
-    def of(self, mask_B1QK: Tensor, heads: int, groups: int) -> Tensor:
-        if self.mask is not mask_B1QK or self.groups != groups or self.bias is None:
+    def of(self, mask_B1QK: Tensor, heads: int, groups: int, dtype: torch.dtype) -> Tensor:
+        known = self.bias is not None and self.bias.dtype == dtype
+        if not known or self.mask is not mask_B1QK or self.groups != groups:
             batch, _, rows, columns = mask_B1QK.shape
             bias = mask_B1QK
             if mask_B1QK.dtype == torch.bool:
                 bias = torch.zeros(mask_B1QK.shape).masked_fill_(~mask_B1QK, float("-inf"))
-            wide = bias.float()[:, :, None].expand(batch, heads, groups, rows, columns)
+            wide = bias.to(dtype)[:, :, None].expand(batch, heads, groups, rows, columns)
             self.bias = wide.reshape(batch * heads, groups * rows, columns)
             self.mask, self.groups = mask_B1QK, groups
+        assert self.bias is not None
         return self.bias
 
 
@@ -74,11 +76,12 @@ def short_attention(
     shared = key.shape[1]
     groups = heads // shared
     scale = size**-0.5 if scaling is None else scaling
-    q = (query.float() * scale).reshape(batch * shared, groups * rows, size)
-    k = key.float().reshape(batch * shared, -1, size)
-    v = value.float().reshape(batch * shared, -1, value.shape[3])
+    exact = torch.float64 if query.dtype == torch.float64 else torch.float32
+    q = (query.to(exact) * scale).reshape(batch * shared, groups * rows, size)
+    k = key.to(exact).reshape(batch * shared, -1, size)
+    v = value.to(exact).reshape(batch * shared, -1, value.shape[3])
     with torch.autocast(query.device.type, enabled=False):
-        scores = torch.baddbmm(_bias.of(mask, shared, groups), q, k.transpose(1, 2))
+        scores = torch.baddbmm(_bias.of(mask, shared, groups, exact), q, k.transpose(1, 2))
         out = torch.bmm(scores.softmax(-1), v)
     out = out.reshape(batch, heads, rows, -1).transpose(1, 2)
     return out.to(query.dtype).contiguous(), None

@@ -136,7 +136,7 @@ class Learner:
         self, batch: Batch, plan: Plan, signal: Signal, facts: Facts, *, step: int
     ) -> UpdateReport:
         """Take epochs x minibatches optimizer steps; each has its own global denominators."""
-        tally = _Tally(batch, facts)
+        tally = _Tally(batch, facts, plan.passes)
         self.applied = 0
         rate = self.optimizer.rate(step)
         for epoch in range(self.row.epochs):
@@ -236,11 +236,14 @@ class Learner:
 class _Tally:
     """Sums over the passes and optimizer steps of one rollout step."""
 
-    def __init__(self, batch: Batch, facts: Facts) -> None:
+    def __init__(self, batch: Batch, facts: Facts, passes: Sequence[Microbatch]) -> None:
         self.old_BT = torch.zeros_like(batch.sampled_logp_BT)
         self.known_BT = torch.zeros_like(batch.mask_BT)
         if facts.old_logp_BT is not None:
-            self.old_BT, self.known_BT = facts.old_logp_BT, facts.old_logp_BT != 0
+            self.old_BT = facts.old_logp_BT
+            # A log-probability of exactly 0 is known too.
+            for part in passes:
+                self.known_BT[part.rows_N, part.columns_N] = True
         self.sums: dict[str, float] = {}
         self.layouts: dict[Name, int] = {}
         self.losses: list[float] = []

@@ -119,9 +119,7 @@ def test_a_flipped_bit_sets_the_checkpoint_aside_by_name(
     assert_same_run(run, finished["grpo"][1])
 
 
-def test_another_learning_rate_is_refused_unless_allowed(
-    tiny_model: Path, tmp_path: Path
-) -> None:
+def test_another_learning_rate_is_refused_unless_allowed(tiny_model: Path, tmp_path: Path) -> None:
     recipe = make_recipe(tmp_path, tiny_model, method=METHODS["grpo"], run__steps=2)
     assert train(recipe).returncode == 0
     more = ("run.steps=3", "optim.learning_rate=0.001")

@@ -36,7 +36,9 @@ def test_equal_rewards_are_dead(name: str, value: float) -> None:
     found = credit_of(no_kl(name), [group(copies), group(live, index=1)])
     assert found.dead_P.tolist() == [True, False]
     assert torch.equal(found.advantage_PG[0], torch.zeros(8, dtype=torch.float64))
-    assert torch.equal(found.signal.advantage_BT[:8], torch.zeros_like(found.signal.advantage_BT)[:8])
+    assert torch.equal(
+        found.signal.advantage_BT[:8], torch.zeros_like(found.signal.advantage_BT)[:8]
+    )
     assert not found.forwarded_B[:8].any() and found.forwarded_B[8:].all()
 
 

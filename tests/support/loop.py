@@ -16,7 +16,7 @@ from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.recipe import load, to_yaml
 from surefoot.records import Group, Prompt
-from surefoot.rollout import Line, ScriptedEngine
+from surefoot.rollout.scripted import Line, ScriptedEngine
 from surefoot.run.directory import RunDirectory
 from surefoot.run.display import Display
 from surefoot.run.ledger import Ledger
@@ -111,6 +111,7 @@ def make_loop(
     recipe = load(
         {
             "model": {"path": str(model)},
+            "data": {"source": "rows"},
             "reward": [{"use": "exact"}],
             "method": dict(method),
             "rollout": {"prompts_per_step": prompts, "max_new_tokens": 10},
