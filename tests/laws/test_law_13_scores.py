@@ -113,7 +113,9 @@ def test_the_row_is_quarantined_and_asked_never_again(tiny_model: Path, tmp_path
         steps=6,
     )
     rows_ = {p.id: p.text for p in bench.parts.data.stream.take(4)}
-    bench.parts.data.stream.restore({**bench.parts.data.stream.cursor(), "position": 0, "counts": [0]})
+    bench.parts.data.stream.restore(
+        {**bench.parts.data.stream.cursor(), "position": 0, "counts": [0]}
+    )
     assert len(rows_) == 4
     victim = sorted(rows_)[2]
     bad["text"] = rows_[victim]

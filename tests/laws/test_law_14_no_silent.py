@@ -78,9 +78,7 @@ def test_never_is_for_controls(tiny_model: Path, tmp_path: Path) -> None:
 
 
 def test_by_default_ten_steps(tiny_model: Path, tmp_path: Path) -> None:
-    bench = make_loop(
-        tiny_model, tmp_path / "run", method=quiet("rloo"), judge=constant, steps=40
-    )
+    bench = make_loop(tiny_model, tmp_path / "run", method=quiet("rloo"), judge=constant, steps=40)
     with pytest.raises(StoppedOnFinding, match="10 steps"):
         bench.run()
     assert len(bench.metrics()) == 10
@@ -215,9 +213,7 @@ def test_dynamic_sampling_is_bounded_and_trains_on_what_was_found(
         live = call == 1 and bench.grader.asked[call].index(asked.id) == 0
         return float(sample % 2) if live else 1.0
 
-    bench = make_loop(
-        tiny_model, tmp_path / "run", method=dapo(3), judge=judge, prompts=4, steps=1
-    )
+    bench = make_loop(tiny_model, tmp_path / "run", method=dapo(3), judge=judge, prompts=4, steps=1)
     before = weights(bench)
     bench.run()
     (row,) = bench.metrics()

@@ -55,7 +55,7 @@ def make_learner(
     dtype = model.dtype
 
     def scorer(module: PreTrainedModel) -> Scorer:
-        return Scorer(module, compute=dtype, head_dtype=dtype, temperature=temperature)
+        return Scorer(module, compute=module.dtype, head_dtype=dtype, temperature=temperature)
 
     policy = scorer(model)
     settings = Optim(**{"learning_rate": 1e-3, "max_grad_norm": None, **optim})
@@ -115,4 +115,4 @@ def batch_of(lengths: Sequence[Sequence[int]], *, seed: int = 0) -> Batch:
 
 def distance(got: Tensor, want: Tensor) -> float:
     """Relative norm of the difference."""
-    return float((got - want).norm() / want.norm())
+    return float((got.detach() - want.detach()).norm() / want.detach().norm())

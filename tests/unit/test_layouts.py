@@ -1,0 +1,130 @@
+"""Layouts: what they forward, that they agree with the model's own logits, and the choice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.steps import distance
+from support.tiny import VOCABULARY, architectures, make_model
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from surefoot.learner.check import check_layouts
+from surefoot.learner.layouts import NAMES, Bundle, Name, Shape, build, microbatches, split_bundles
+from surefoot.learner.scorer import Scorer
+
+EXACT_IN_FLOAT64 = ("gpt2",)
+SHAPE = Shape(parameters=100_000_000, attention=17_280)
+
+
+def bundle(prompt: int, lengths: tuple[int, ...], *, first_row: int = 0) -> Bundle:
+    generator = torch.Generator().manual_seed(prompt + 100 * first_row)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(torch.randint(4, VOCABULARY, (count,), generator=generator).tolist())
+
+    rows = tuple(range(first_row, first_row + len(lengths)))
+    return Bundle(ids(prompt), tuple(ids(n) for n in lengths), rows)
+
+
+BUNDLES = [bundle(9, (6, 1, 12)), bundle(5, (3, 3, 10), first_row=3), bundle(9, (2,), first_row=6)]
+
+
+def plain(model: PreTrainedModel, bundles: list[Bundle], temperature: float) -> dict[int, Tensor]:
+    """Each completion alone through the model's own forward."""
+    found = {}
+    for b in bundles:
+        for row, completion in zip(b.rows, b.completions, strict=True):
+            ids = torch.tensor([(*b.prompt, *completion)])
+            logp = (model(input_ids=ids).logits[0] / temperature).log_softmax(-1)
+            start = len(b.prompt) - 1
+            found[row] = logp[start:-1].gather(1, ids[0, start + 1 :, None])[:, 0]
+    return found
+
+
+def flat_gradient(model: PreTrainedModel, logps: dict[int, Tensor]) -> Tensor:
+    model.zero_grad(set_to_none=True)
+    loss = sum((row + 1.5) * (-1) ** row * logps[row].sum() for row in sorted(logps))
+    loss.backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("layout", NAMES)
+@pytest.mark.parametrize("architecture", architectures())
+def test_every_layout_equals_row_by_row(architecture: str, layout: Name) -> None:
+    double = architecture in EXACT_IN_FLOAT64
+    dtype = torch.float64 if double else torch.float32
+    model = make_model(architectures()[architecture], dtype=dtype)
+    scorer = Scorer(model, compute=dtype, head_dtype=dtype, temperature=0.7)
+    if layout not in check_layouts(scorer, seed=0).allowed:
+        assert layout == "packed"
+        assert architecture in ("bloom", "gemma3", "mistral_sliding")
+        return
+    want = plain(model, BUNDLES, 0.7)
+    part = build(layout, BUNDLES)
+    logp_N = scorer(part).logp_N
+    got = {}
+    for row, expected in want.items():
+        place = torch.nonzero(part.rows_N == row)[:, 0]
+        got[row] = logp_N[place[part.columns_N[place].argsort()]]
+        assert got[row].shape == expected.shape
+    bound = 1e-9 if double else 1e-4
+    everything = torch.cat([got[r] for r in sorted(got)])
+    assert distance(everything.detach(), torch.cat([want[r] for r in sorted(want)])) < bound
+    assert distance(flat_gradient(model, got), flat_gradient(model, want)) < bound
+
+
+def test_packed_is_wrong_on_sliding_windows_and_therefore_off() -> None:
+    model = make_model(architectures()["mistral_sliding"])
+    scorer = Scorer(model, compute=torch.float32, head_dtype=torch.float32, temperature=1.0)
+    check = check_layouts(scorer, seed=0)
+    assert check.allowed == ("prefix", "rows")
+    assert "sliding" in check.refused["packed"]
+    # The refusal is not idle: packed really gives other numbers here.
+    part = build("packed", [bundle(12, (9, 9))])
+    want = plain(model, [bundle(12, (9, 9))], 1.0)
+    got = scorer(part).logp_N[part.rows_N == 1]
+    assert float((got - want[1]).detach().abs().max()) > 1e-3
+
+
+def test_tokens_forwarded_by_hand() -> None:
+    group = bundle(10, (4, 4, 1))
+    # Packed: the prompt once and all but the last token of each completion, 10 + 3 + 3 + 0.
+    assert build("packed", [group]).tokens == 16
+    # Prefix: the same here; the completion of one token needs no input at all.
+    assert build("prefix", [group]).tokens == 16
+    # Rows: three times the prompt and the longest completion but its last token, 3 * (10 + 3).
+    assert build("rows", [group]).tokens == 39
+    for name in NAMES:
+        assert build(name, [group]).rows_N.numel() == 9
+
+
+def test_one_long_completion_does_not_widen_the_others() -> None:
+    # 31 completions of 5 tokens and one of 50, prompt 10.
+    group = bundle(10, (50, *[5] * 31))
+    assert build("packed", [group]).tokens == 10 + 49 + 31 * 4
+    assert build("prefix", [group]).tokens == 10 + 49 + 31 * 4
+    assert build("rows", [group]).tokens == 32 * 59
+
+
+def test_short_completions_pack_and_long_ones_take_the_prefix() -> None:
+    short = [bundle(40, (12,) * 8, first_row=8 * i) for i in range(8)]
+    long = [bundle(40, (512,) * 8)]
+    all_layouts = {"budget": 100_000, "allowed": NAMES, "shape": SHAPE}
+    assert microbatches(long, **all_layouts)[0].layout == "prefix"
+    assert {part.layout for part in microbatches(short, **all_layouts)} <= {"packed", "prefix"}
+    only_rows = microbatches(short, budget=100_000, allowed=("rows",), shape=SHAPE)
+    assert [part.layout for part in only_rows] == ["rows"]
+
+
+def test_the_budget_cuts_and_repeats_the_prompt() -> None:
+    group = bundle(10, (6, 6, 6, 6))
+    parts = split_bundles([group], budget=21)
+    assert [len(part.rows) for part in parts] == [2, 2]
+    assert all(part.prompt == group.prompt for part in parts)
+    assert sorted(row for part in parts for row in part.rows) == [0, 1, 2, 3]
+    made = microbatches([group], budget=21, allowed=("packed",), shape=SHAPE)
+    assert [part.tokens for part in made] == [20, 20]
+    # One completion may exceed the budget: it goes alone.
+    alone = split_bundles([bundle(10, (30, 2))], budget=5)
+    assert [part.completions[0].__len__() for part in alone] == [30, 2]
