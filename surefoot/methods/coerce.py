@@ -106,7 +106,7 @@ def _one(family: Family, raw: Any, current: Any, *, path: str) -> Any:
 
 
 def _prototype(family: Family, word: Any, *, path: str) -> Any:
-    if word not in family.kinds:
+    if not isinstance(word, str) or word not in family.kinds:
         raise RecipeError(f"{path}: {word!r} is not known{did_you_mean(str(word), family.kinds)}")
     return family.kinds[word]
 

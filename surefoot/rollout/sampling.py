@@ -42,7 +42,7 @@ def draw(logp_BV: Tensor, uniform_B: Tensor) -> Tensor:
 
 
 def _truncate(logits_BV: Tensor, settings: Sampling) -> Tensor:
-    ordered_BV, order_BV = logits_BV.sort(-1, descending=True, stable=True)
+    ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
     probability_BV = ordered_BV.softmax(-1)
     keep_BV = torch.ones_like(ordered_BV, dtype=torch.bool)
     if settings.top_k:

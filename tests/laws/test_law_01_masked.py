@@ -81,7 +81,7 @@ def test_lengths_of_absent_completions_change_no_denominator(name: str) -> None:
     method = row(name, group_size=4)
     longer = groups()
     failed = longer[0].completions[1]
-    ids = failed.ids + (20, 21, 22, 23)
+    ids = (*failed.ids, 20, 21, 22, 23)
     grown = dataclasses.replace(failed, ids=ids, logps=(math.nan,) * len(ids))
     completions = (longer[0].completions[0], grown, *longer[0].completions[2:])
     longer[0] = dataclasses.replace(longer[0], completions=completions)

@@ -56,7 +56,7 @@ def test_the_rest_of_the_group_is_as_if_it_were_not_there(name: str, reduce: str
     completions.insert(2, lost.completions[4])
     scores.insert(2, group([FAILED]).scores[0])  # type: ignore[index]
     torn = Group(whole.prompt, tuple(completions), tuple(scores))
-    more = list(other.completions) + [lost.completions[1]]
+    more = [*other.completions, lost.completions[1]]
     torn_other = Group(other.prompt, tuple(more), (*other.scores, scores[2]))  # type: ignore[misc]
     there = take_step(row(name, group_size=5, reduce=reduce), [torn, torn_other])
     gone = take_step(row(name, group_size=4, reduce=reduce), [whole, other])

@@ -112,13 +112,13 @@ def test_the_row_is_quarantined_and_asked_never_again(tiny_model: Path, tmp_path
         rows=4,
         steps=6,
     )
-    rows_ = {p.id: p.text for p in bench.parts.data.stream.take(4)}
-    bench.parts.data.stream.restore(
-        {**bench.parts.data.stream.cursor(), "position": 0, "counts": [0]}
-    )
-    assert len(rows_) == 4
-    victim = sorted(rows_)[2]
-    bad["text"] = rows_[victim]
+    stream = bench.parts.data.stream
+    start = stream.cursor()
+    texts = {p.id: p.text for p in stream.take(4)}
+    stream.restore(start)
+    assert len(texts) == 4
+    victim = sorted(texts)[2]
+    bad["text"] = texts[victim]
     bench.run()
     asked = [name for call in bench.grader.asked for name in call]
     assert asked.count(victim) == 1

@@ -1,4 +1,4 @@
-"""Law 14: no silent no-op; a step without signal changes nothing, and a run without signal stops."""
+"""Law 14: no silent no-op; a step without signal changes nothing, a run without signal stops."""
 
 from __future__ import annotations
 
@@ -168,7 +168,7 @@ def test_the_reward_in_the_message_is_absent_where_unknown(
     assert "reward" not in bench.metrics()[0]
 
 
-# --- dynamic sampling -----------------------------------------------------------------------------
+# --- dynamic sampling ---
 
 
 def dapo(rounds: int, **changes: object) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def test_dynamic_sampling_looks_at_the_raw_score(tiny_model: Path, tmp_path: Pat
     assert len({length for g in bench.groups() for length in g["lengths"]}) > 1
 
 
-# --- what is refused before training --------------------------------------------------------------
+# --- what is refused before training ---
 
 
 def recipe(**changes: Any) -> dict[str, Any]:

