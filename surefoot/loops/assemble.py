@@ -26,7 +26,7 @@ from surefoot.recipe import Recipe
 from surefoot.reward import Grader
 from surefoot.rollout import Engine, LocalEngine, Sampling
 
-_MEMORY_SHARE = 0.15
+_MEMORY_SHARE = 0.35
 _LEAST_BUDGET, _MOST_BUDGET = 256, 16384
 
 
@@ -137,7 +137,7 @@ def keeps_reference(row: Method) -> bool:
 def resolve_budget(recipe: Recipe, loaded: LoadedModel) -> Recipe:
     """Resolve `tokens_per_microbatch: auto` from the machine's total memory and the model.
 
-    About a seventh of the memory goes to activations: per token and layer, 20 hidden-sized and 6
+    About a third of the memory goes to activations: per token and layer, 20 hidden-sized and 6
     feed-forward-sized numbers of 4 bytes.
     """
     if recipe.optim.tokens_per_microbatch != "auto":

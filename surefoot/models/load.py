@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from surefoot.errors import ModelError
@@ -47,11 +50,19 @@ def load_model(recipe: Recipe) -> LoadedModel:
     try:
         config = AutoConfig.from_pretrained(folder, **where)
         tokenizer = AutoTokenizer.from_pretrained(folder, **where)
-        model = AutoModelForCausalLM.from_pretrained(
-            folder, config=config, dtype=DTYPES[section.dtype], use_safetensors=True, **where
+        # Wrong shapes are let through here only to be refused below, by name.
+        model, info = AutoModelForCausalLM.from_pretrained(
+            folder,
+            config=config,
+            dtype=DTYPES[section.dtype],
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **where,
         )
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
         raise ModelError(_why_not(section.path, error)) from error
+    _whole(section.path, info)
     template = PromptTemplate(
         tokenizer, template=section.template, max_context=_context(model.config)
     )
@@ -114,6 +125,17 @@ def _why_not(path: str, error: Exception) -> str:
         f"model.path: cannot load {path!r} ({first}); give a model directory, a Hugging Face id "
         f"that this machine has or can reach, or the alias {ALIASES[0]}"
     )
+
+
+def _whole(path: str, info: Mapping[str, Any]) -> None:
+    """Refuse a model some of whose weights would be random, because its files lack them."""
+    lacking = sorted(info["missing_keys"]) + sorted(entry[0] for entry in info["mismatched_keys"])
+    if lacking:
+        raise ModelError(
+            f"model.path: the files of {path} do not hold {len(lacking)} of the weights that its "
+            f"config.json describes, in their shape ({lacking[0]} is the first); save or download "
+            "the model again, so that config and weights belong together"
+        )
 
 
 def _context(config: transformers.PretrainedConfig) -> int:

@@ -82,8 +82,10 @@ class PromptTemplate:
         turn = [{"role": "user", "content": "u"}, {"role": "assistant", "content": "MARKER"}]
         tail = self._apply(turn, generation_prompt=False).rpartition("MARKER")[2]
         ids = self.tokenizer(tail, add_special_tokens=False)["input_ids"]
-        special = set(self.tokenizer.all_special_ids)
-        return ids[0] if ids and ids[0] in special else None
+        # The end of a turn may be a control token that has no role such as eos or pad.
+        control = {id for id, token in self.tokenizer.added_tokens_decoder.items() if token.special}
+        control.update(self.tokenizer.all_special_ids)
+        return ids[0] if ids and ids[0] in control else None
 
     def _apply(self, messages: Messages, *, generation_prompt: bool) -> str:
         try:

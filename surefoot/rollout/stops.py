@@ -20,9 +20,9 @@ class StopRule:
         self.tokenizer = tokenizer
         self.ids = tuple(ids)
         self.strings = tuple(strings)
-        # A string of n characters can span at most n tokens that each show a character; the
-        # margin covers tokens that show none.
-        self._window = max((len(string) for string in strings), default=0) + 8
+        # A string of n bytes spans at most n tokens that show something (byte-level tokens show
+        # a part of a character); the margin covers tokens that show nothing.
+        self._window = max((len(string.encode()) for string in strings), default=0) + 8
 
     def ends(self, ids: Sequence[int]) -> bool:
         """Whether the completion ends with the token just drawn."""

@@ -7,10 +7,12 @@ import math
 
 import pytest
 import torch
-from support.hand import Step, apart, group, make_learner, row, take_step
+from support.hand import CAP, Step, apart, group, make_learner, row, take_step
 from support.tiny import architectures
 
 from surefoot.learner.batch import Batch, make_batch
+from surefoot.learner.update import Facts
+from surefoot.loops.credit import assign, stand
 from surefoot.methods import FAMILIES, rows
 from surefoot.records import Completion, Group, ScoreStatus
 
@@ -115,6 +117,19 @@ def test_order_of_rows_and_groups_does_not_matter(name: str, reduce: str) -> Non
     assert other.report.loss == pytest.approx(plain.report.loss, rel=1e-9, abs=1e-12)
     for key, value in plain.metrics.items():
         assert other.metrics[key] == pytest.approx(value, rel=1e-9, abs=1e-12), key
+
+
+def test_a_log_probability_of_zero_is_a_value_and_not_absence() -> None:
+    """A policy that is certain says exactly 0; the mismatch counts such tokens."""
+    method = row("grpo", group_size=4, kl={"place": "none"})
+    learner = make_learner(method)
+    batch = make_batch([group([1.0, 0.0, 0.5, 0.0])])
+    standing = stand(method, batch, max_new_tokens=CAP)
+    credit = assign(method, batch, standing, Facts())
+    plan = learner.plan(batch, credit.forwarded_B, step=1)
+    facts = Facts(old_logp_BT=torch.zeros_like(batch.sampled_logp_BT))
+    report = learner.update(batch, plan, credit.signal, facts, step=1)
+    assert torch.equal(report.known_BT, batch.mask_BT)
 
 
 def test_without_poison_the_comparison_would_notice() -> None:

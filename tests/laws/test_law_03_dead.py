@@ -115,6 +115,19 @@ def test_sequence_kl_gives_equal_scores_a_spread() -> None:
     assert not found.signal_found
 
 
+def test_a_dead_group_is_zero_at_the_end_of_credit_assignment() -> None:
+    """Also where the KL is paid token by token after the baseline."""
+    to_go = {"place": "reward_token", "coef": 0.5}
+    method = row("rloo", group_size=2, credit="reward_to_go", kl=to_go)
+    old_BT = torch.full((4, 2), -1.0, dtype=torch.float64)
+    facts = Facts(old_BT, old_BT - 0.25, (0, 1, 2, 3))
+    dead, live = group([0.7, 0.7], lengths=[2, 2]), group([1.0, 0.0], index=1, lengths=[2, 2])
+    found = credit_of(method, [dead, live], facts)
+    assert found.signal.advantage_BT[:2].tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    # 1 - 0.5 * 0.25, and the same again for the token before.
+    assert found.signal.advantage_BT[2].tolist() == [0.75, 0.875]
+
+
 def test_a_dead_group_still_pays_kl_in_the_loss() -> None:
     step = take_step(row("grpo"), [group(SEVENTHS)])
     assert step.report.steps == 1 and float(step.gradient.norm()) > 0

@@ -15,12 +15,13 @@ from surefoot.learner.batch import make_batch
 from surefoot.learner.layouts import NAMES, Bundle, build
 from surefoot.learner.scorer import Scorer
 from surefoot.loops.assemble import sampling
+from surefoot.methods import rows
 from surefoot.recipe import load
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 @pytest.mark.parametrize("rows", [64, 5, 1])
-@pytest.mark.parametrize("architecture", ["llama", "gpt2", "mistral_sliding", "gemma3", "bloom"])
+@pytest.mark.parametrize("architecture", architectures())
 def test_trainer_and_engine_agree(architecture: str, rows: int, temperature: float) -> None:
     model = make_model(architectures()[architecture])
     groups = make_engine(model, rows=rows, temperature=temperature).sample(
@@ -62,7 +63,8 @@ def test_a_models_generation_defaults_change_nothing(tmp_path: Path) -> None:
     before = sampling(load(recipe))
     path = folder / "generation_config.json"
     config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "temperature": 0.1, "top_k": 1, "do_sample": True}))
+    defaults = {"temperature": 0.1, "top_k": 1, "do_sample": True, "max_new_tokens": 2}
+    path.write_text(json.dumps({**config, **defaults, "repetition_penalty": 5.0, "min_p": 0.9}))
     assert sampling(load(recipe)) == before
     from surefoot.models import load_model
 
@@ -77,8 +79,9 @@ def test_a_models_generation_defaults_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["top_p=0.9", "top_k=5", "min_p=0.1", "min_new_tokens=3"], ids=lambda k: k.split("=")[0]
 )
-def test_truncated_sampling_is_refused_unless_allowed(key: str) -> None:
-    recipe = {"data": "addition", "reward": "exact", "method": "rloo", "run": {"steps": 1}}
+@pytest.mark.parametrize("method", rows())
+def test_truncated_sampling_is_refused_unless_allowed(key: str, method: str) -> None:
+    recipe = {"data": "addition", "reward": "exact", "method": method, "run": {"steps": 1}}
     with pytest.raises(RecipeError, match="truncated_sampling"):
         load(recipe, [f"rollout.{key}"])
     load(recipe, [f"rollout.{key}", "run.allow=[truncated_sampling]"])

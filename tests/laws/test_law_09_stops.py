@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from support.engines import PROMPTS, TOKENIZER, make_engine
-from support.steps import make_learner
+from support.steps import distance, make_learner, update
 from support.tiny import make_model
 
-from surefoot.learner.batch import make_batch
+from surefoot.learner.batch import Batch, make_batch
 from surefoot.learner.loss import LossInputs, microbatch_loss
-from surefoot.methods import rows
+from surefoot.methods import rows, with_fields
 from surefoot.models.template import PromptTemplate, stop_ids
-from surefoot.records import StopReason
+from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
 from surefoot.rollout.stops import StopRule
 
 
@@ -119,3 +120,44 @@ def test_text_without_stop_strings_is_whole() -> None:
     assert rule.text([*ids, 2]) == "one\ntwo"
     assert not rule.ends(ids)
     assert rule.ends([*ids, 2])
+
+
+ENDED = [(9, 30, 2), (40, 0), (2,), (50, 51, 52, 53)]
+"""Three completions that stopped, by either id, and one that was cut."""
+
+
+def ended_batch() -> Batch:
+    prompt = Prompt("p", 0, (7, 8, 11), "text")
+    stops = [StopReason.LENGTH if len(ids) == 4 else StopReason.STOP for ids in ENDED]
+    completions = tuple(
+        Completion(ids, (-1.0,) * len(ids), stop, 0, g, "text")
+        for g, (ids, stop) in enumerate(zip(ENDED, stops, strict=True))
+    )
+    scores = tuple(Score(ScoreStatus.SCORED, float(g)) for g in range(4))
+    return make_batch([Group(prompt, completions, scores)])
+
+
+@pytest.mark.parametrize("name", rows())
+def test_the_gradient_of_a_step_is_that_of_the_sampled_tokens_and_their_ends(name: str) -> None:
+    """Against plain autograd on one row at a time, where there is no padding to get wrong.
+
+    At unchanged weights the gradient of a ratio is that of the log-probability.
+    """
+    row = with_fields(rows()[name], {"reduce": "token_mean", "kl": {"coef": 0.0}})
+    advantages = [0.7, -1.1, 0.9, 0.4]
+    learner = make_learner(make_model(), row, temperature=1.0)  # type: ignore[arg-type]
+    out = update(learner, ended_batch(), torch.tensor(advantages))
+
+    def plain(*, ends: bool) -> torch.Tensor:
+        model = make_model()
+        total = torch.zeros(())
+        for ids, advantage in zip(ENDED, advantages, strict=True):
+            logits = model(input_ids=torch.tensor([[7, 8, 11, *ids]])).logits[0, 2:-1]
+            logp = logits.log_softmax(-1)[range(len(ids)), ids]
+            kept = [t for t, token in enumerate(ids) if ends or token not in (0, 2)]
+            total = total - advantage * logp[kept].sum() / 10
+        total.backward()
+        return torch.cat([p.grad.flatten() for p in model.parameters()]).double()  # type: ignore
+
+    assert distance(out.gradients[0], plain(ends=True)) < 1e-5
+    assert distance(out.gradients[0], plain(ends=False)) > 0.1

@@ -1,68 +1,121 @@
-"""Law 11: every draw is keyed, so batch, order and row budget change nothing."""
+"""Law 11: every draw is keyed, so scheduling cannot change what is sampled."""
 
 from __future__ import annotations
 
-import numpy as np
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
-from support.engines import PROMPTS, ids_of, make_engine
+import torch
+from support.tiny import architectures, make_model, make_tokenizer
 
-from surefoot import draws
+from surefoot.records import Completion, Prompt
+from surefoot.rollout import LocalEngine, Sampling
 
-
-@pytest.mark.parametrize("rows", [1, 2, 5, 7, 12, 64])
-def test_any_row_budget_draws_the_same_tokens(rows: int) -> None:
-    want = ids_of(make_engine(rows=100).sample(PROMPTS, 4, purpose="rollout"))
-    assert ids_of(make_engine(rows=rows).sample(PROMPTS, 4, purpose="rollout")) == want
-
-
-def test_order_and_company_of_prompts_do_not_matter() -> None:
-    together = make_engine().sample(PROMPTS, 4, purpose="rollout")
-    backwards = make_engine().sample(PROMPTS[::-1], 4, purpose="rollout")
-    alone = [make_engine().sample([prompt], 4, purpose="rollout")[0] for prompt in PROMPTS]
-    assert ids_of(together) == ids_of(backwards[::-1]) == ids_of(alone)
+PROMPTS = [
+    Prompt(f"p{i}", 40 + i, tuple(4 + (11 * i + 3 * t) % 90 for t in range(length)), "text")
+    for i, length in enumerate((6, 3, 10, 6, 8))
+]
 
 
-def test_a_larger_group_begins_with_the_smaller_one() -> None:
-    small = make_engine().sample(PROMPTS, 2, purpose="rollout")
-    large = make_engine().sample(PROMPTS, 5, purpose="rollout")
-    for a, b in zip(small, large, strict=True):
-        assert [c.ids for c in a.completions] == [c.ids for c in b.completions[:2]]
+def engine(*, rows: int = 100, seed: int = 3, name: str = "llama") -> LocalEngine:
+    return LocalEngine(
+        make_model(architectures()[name], seed=1),
+        make_tokenizer(),
+        settings=Sampling(temperature=0.9, max_new_tokens=14),
+        stop_ids=(0, 2),
+        dtype=torch.float32,
+        rows=rows,
+        seed=seed,
+    )
 
 
-def test_seed_purpose_position_and_sample_all_enter() -> None:
-    base = ids_of(make_engine().sample(PROMPTS, 4, purpose="rollout"))
-    assert ids_of(make_engine(seed=1).sample(PROMPTS, 4, purpose="rollout")) != base
-    assert ids_of(make_engine().sample(PROMPTS, 4, purpose="other")) != base
-    assert len(set(base)) > 8
+Drawn = dict[tuple[str, int], tuple[int, ...]]
 
 
-def test_greedy_takes_the_most_likely_token_and_draws_nothing() -> None:
-    one = make_engine(seed=0).sample(PROMPTS, 2, purpose="eval", greedy=True)
-    two = make_engine(seed=9).sample(PROMPTS, 2, purpose="other", greedy=True)
-    assert ids_of(one) == ids_of(two)
-    assert one[0].completions[0].ids == one[0].completions[1].ids
+def drawn(
+    tool: LocalEngine, prompts: Sequence[Prompt], size: int = 4, *, purpose: str = "rollout"
+) -> Drawn:
+    groups = tool.sample(prompts, size, purpose=purpose)
+    return {(g.prompt.id, c.sample): c.ids for g in groups for c in g.completions}
 
 
-def test_uniforms_are_uniform_and_independent_of_shape() -> None:
-    grid = draws.uniform(3, "t", np.arange(200)[:, None], np.arange(50))
-    assert grid.shape == (200, 50)
-    assert grid[17, 31] == draws.uniform(3, "t", 17, 31)
-    assert grid.min() > 0.0 and grid.max() < 1.0
-    # 10,000 uniforms: mean 0.5 +- 0.0029, a tenth of them in each tenth +- 0.003.
-    assert abs(float(grid.mean()) - 0.5) < 0.012
-    counts, _ = np.histogram(grid, bins=10, range=(0, 1))
-    assert np.abs(counts - 1000).max() < 130
-    assert abs(np.corrcoef(grid[:-1].ravel(), grid[1:].ravel())[0, 1]) < 0.05
+@pytest.fixture(scope="module")
+def whole() -> Drawn:
+    return drawn(engine(), PROMPTS)
 
 
-def test_permutations_are_permutations_and_differ() -> None:
-    orders = [tuple(draws.permutation(0, "p", 9, k)) for k in range(20)]
-    assert all(sorted(order) == list(range(9)) for order in orders)
-    assert len(set(orders)) == 20
+def test_samples_of_a_group_and_prompts_differ(whole: Drawn) -> None:
+    assert len(set(whole.values())) == len(whole) == 20
 
 
-def test_choice_follows_its_weights() -> None:
-    picks = [draws.choice(0, "c", [1.0, 0.0, 3.0], k) for k in range(4000)]
-    assert picks.count(1) == 0
-    # A quarter of 4000, standard deviation 27.
-    assert abs(picks.count(0) - 1000) < 110
+@pytest.mark.parametrize("rows", [1, 2, 3, 7, 19])
+def test_the_row_budget_changes_no_token(whole: Drawn, rows: int) -> None:
+    assert drawn(engine(rows=rows), PROMPTS) == whole
+
+
+@pytest.mark.parametrize("order", [(4, 3, 2, 1, 0), (2, 0, 4, 1, 3)])
+def test_the_order_of_prompts_changes_no_token(whole: Drawn, order: tuple[int, ...]) -> None:
+    assert drawn(engine(), [PROMPTS[i] for i in order]) == whole
+    assert drawn(engine(rows=6), [PROMPTS[i] for i in order]) == whole
+
+
+def test_nor_does_who_else_is_in_the_batch(whole: Drawn) -> None:
+    tool = engine()
+    apart: Drawn = {}
+    for prompt in PROMPTS:
+        apart |= drawn(tool, [prompt])
+    assert apart == whole
+
+
+def test_a_smaller_group_is_the_beginning_of_a_larger_one(whole: Drawn) -> None:
+    assert drawn(engine(), PROMPTS, 2) == {key: v for key, v in whole.items() if key[1] < 2}
+
+
+def test_what_was_sampled_before_is_forgotten(whole: Drawn) -> None:
+    tool = engine()
+    drawn(tool, PROMPTS[2:4], 7)
+    drawn(tool, PROMPTS, purpose="eval")
+    assert drawn(tool, PROMPTS) == whole
+
+
+def changed(prompt: Prompt, **fields: Any) -> Prompt:
+    values = {"id": prompt.id, "position": prompt.position, "ids": prompt.ids, "text": prompt.text}
+    return Prompt(**{**values, **fields})
+
+
+def test_the_key_is_the_position_not_the_row(whole: Drawn) -> None:
+    """The next epoch meets the same row at another position, and draws anew."""
+    later = drawn(engine(), [changed(p, position=p.position + 5) for p in PROMPTS])
+    assert not any(later[key] == whole[key] for key in whole)
+    renamed = drawn(engine(), [changed(p, text="other") for p in PROMPTS])
+    assert renamed == whole
+
+
+@pytest.mark.parametrize("other", [{"seed": 4}, {"purpose": "eval"}])
+def test_another_seed_and_another_purpose_draw_anew(whole: Drawn, other: dict[str, Any]) -> None:
+    tool = engine(seed=other.get("seed", 3))
+    fresh = drawn(tool, PROMPTS, purpose=other.get("purpose", "rollout"))
+    assert not any(fresh[key] == whole[key] for key in whole)
+
+
+def test_greedy_draws_nothing() -> None:
+    one = engine(seed=0).sample(PROMPTS, 2, purpose="eval", greedy=True)
+    other = engine(seed=9).sample(PROMPTS, 2, purpose="other", greedy=True)
+    assert one == other
+    assert all(g.completions[0].ids == g.completions[1].ids for g in one)
+
+
+@pytest.mark.parametrize("name", [n for n in architectures() if n != "llama"])
+def test_on_every_architecture(name: str) -> None:
+    want = drawn(engine(name=name), PROMPTS, 3)
+    assert drawn(engine(name=name, rows=4), PROMPTS[::-1], 3) == want
+
+
+def test_log_probabilities_agree_to_rounding(whole: Drawn) -> None:
+    def logps(rows: int) -> list[Completion]:
+        groups = engine(rows=rows).sample(PROMPTS, 4, purpose="rollout")
+        return [c for group in groups for c in group.completions]
+
+    for one, other in zip(logps(100), logps(3), strict=True):
+        assert one.logps == pytest.approx(other.logps, abs=1e-4)

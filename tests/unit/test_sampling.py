@@ -1,4 +1,4 @@
-"""One token at a time: inverse-CDF sampling and truncation, by hand."""
+"""Drawing one token: inverse-CDF sampling, truncation and temperature, by hand numbers."""
 
 from __future__ import annotations
 
@@ -6,73 +6,151 @@ import math
 
 import pytest
 import torch
+from torch import Tensor
 
-from surefoot.rollout import Sampling
+from surefoot.rollout.engine import Sampling
 from surefoot.rollout.sampling import draw, token_logps
 
-PROBABILITIES = [0.5, 0.25, 0.0, 0.125, 0.125, 0.0]
-LOGP = torch.tensor([PROBABILITIES], dtype=torch.float32).log()
+STEPS = [0.25, 0.5, 0.75]
+EDGES = [
+    *(0.0, 5e-324, 2.0**-54, 1 - 2.0**-24, 1 - 2.0**-53, math.nextafter(1.0, 0.0), 1.0),
+    *(
+        value
+        for step in STEPS
+        for value in (math.nextafter(step, 0), step, math.nextafter(step, 1))
+    ),
+]
+
+
+def logs(*probabilities: float) -> Tensor:
+    return torch.tensor([probabilities], dtype=torch.float32).log()
 
 
 def settings(**changes: float) -> Sampling:
-    return Sampling(**{"temperature": 1.0, "max_new_tokens": 1, **changes})
+    return Sampling(**{"temperature": 1.0, "max_new_tokens": 4, **changes})  # type: ignore[arg-type]
 
 
+def probabilities(logits: Tensor, **changes: float) -> list[float]:
+    return token_logps(logits, settings(**changes), blocked=None)[0].exp().tolist()
+
+
+def at(logp_BV: Tensor, *uniforms: float) -> list[int]:
+    rows = logp_BV.expand(len(uniforms), -1)
+    return draw(rows, torch.tensor(uniforms, dtype=torch.float64)).tolist()
+
+
+@pytest.mark.parametrize("uniform", EDGES)
 @pytest.mark.parametrize(
-    ("uniform", "token"),
-    [(1e-9, 0), (0.49, 0), (0.51, 1), (0.74, 1), (0.76, 3), (0.874, 3), (0.876, 4), (0.999, 4)],
+    "support",
+    [
+        (0.0, 0.0, 1.0, 0.0, 0.0),
+        (0.0, 0.25, 0.0, 0.75, 0.0),
+        (0.5, 0.0, 0.5, 0.0, 0.0),
+        (0.0, 0.0, 0.0, 0.0, 1.0),
+        (1.0, 0.0, 0.0, 0.0, 0.0),
+        (0.0, 1e-30, 0.0, 1.0, 0.0),
+    ],
 )
-def test_inverse_cdf_by_hand(uniform: float, token: int) -> None:
-    assert draw(LOGP, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
+def test_a_token_of_probability_zero_is_never_drawn(
+    support: tuple[float, ...], uniform: float
+) -> None:
+    (picked,) = at(logs(*support), uniform)
+    assert support[picked] > 0
 
 
-def test_a_token_of_probability_zero_is_never_drawn() -> None:
-    edges = [0.0, 2.0**-54, 0.5, 0.75, 0.875, 1.0 - 2.0**-53, math.nextafter(1.0, 0.0), 1.0]
-    around = [math.nextafter(e, d) for e in edges for d in (0.0, 1.0)]
-    uniform = torch.tensor([*edges, *around], dtype=torch.float64)
-    picked = draw(LOGP.expand(len(uniform), -1), uniform)
-    assert set(picked.tolist()) <= {0, 1, 3, 4}
-    # A long tail of zeros behind a sum that rounds below 1.
-    tail = torch.cat([torch.full((1, 3000), 1 / 3000), torch.zeros(1, 500)], 1).log()
-    assert int(draw(tail, torch.tensor([math.nextafter(1.0, 0.0)], dtype=torch.float64))) < 3000
+@pytest.mark.parametrize("uniform", EDGES)
+def test_nor_in_a_large_vocabulary_whose_sum_is_not_one(uniform: float) -> None:
+    """50 000 rounded terms: the sum drifts from 1, and the last tokens are impossible."""
+    generator = torch.Generator().manual_seed(0)
+    logits = 3 * torch.randn(1, 50_000, generator=generator)
+    forbidden = torch.cat([torch.arange(100), torch.arange(49_000, 50_000)])
+    logp = token_logps(logits, settings(), blocked=forbidden)
+    assert float(logp.exp().cumsum(-1)[0, -1]) != 1.0
+    (picked,) = at(logp, uniform)
+    assert 100 <= picked < 49_000
 
 
-def test_frequencies_follow_the_probabilities() -> None:
-    uniform = (torch.arange(8000, dtype=torch.float64) + 0.5) / 8000
-    picked = draw(LOGP.expand(8000, -1), uniform)
-    counts = torch.bincount(picked, minlength=6).tolist()
-    assert counts == [4000, 2000, 0, 1000, 1000, 0]
+def test_which_token_a_uniform_picks() -> None:
+    logp = logs(0.25, 0.5, 0.0, 0.25)
+    assert at(logp, 0.1, 0.249, 0.251, 0.7499, 0.7501, 0.999) == [0, 0, 1, 1, 3, 3]
 
 
-def probabilities(logits: list[float], **changes: float) -> list[float]:
-    logp = token_logps(torch.tensor([logits]), settings(**changes), blocked=None)
-    return logp.exp()[0].tolist()
-
-
-LOGITS = [math.log(p) for p in (0.4, 0.3, 0.2, 0.1)]
+def test_the_share_of_each_token_is_its_probability() -> None:
+    """An even grid of 1000 uniforms gives 1000 times the probability, exactly."""
+    grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
+    logp = logs(0.125, 0.0, 0.375, 0.5)
+    picked = draw(logp.expand(1000, -1), grid)
+    assert torch.bincount(picked, minlength=4).tolist() == [125, 0, 375, 500]
 
 
 def test_temperature_divides_the_logits() -> None:
-    # Squares of .4 .3 .2 .1, over their sum .30.
-    want = [0.16 / 0.30, 0.09 / 0.30, 0.04 / 0.30, 0.01 / 0.30]
-    assert probabilities(LOGITS, temperature=0.5) == pytest.approx(want, abs=1e-6)
+    logits = torch.tensor([[0.0, math.log(2.0)]])
+    assert probabilities(logits) == pytest.approx([1 / 3, 2 / 3])
+    assert probabilities(logits, temperature=0.5) == pytest.approx([1 / 5, 4 / 5])
+    half = probabilities(logits, temperature=2.0)
+    assert half[1] / half[0] == pytest.approx(math.sqrt(2.0))
 
 
-def test_top_k() -> None:
-    assert probabilities(LOGITS, top_k=2) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
+def test_bfloat16_logits_are_normalised_in_float32() -> None:
+    logits = torch.zeros(1, 1000, dtype=torch.bfloat16)
+    logp = token_logps(logits, settings(), blocked=None)
+    assert logp.dtype == torch.float32
+    assert logp[0, 7].item() == pytest.approx(-math.log(1000), abs=1e-5)
 
 
-def test_top_p_keeps_the_token_that_crosses() -> None:
-    assert probabilities(LOGITS, top_p=0.5) == pytest.approx([4 / 7, 3 / 7, 0, 0], abs=1e-6)
-    assert probabilities(LOGITS, top_p=0.39) == pytest.approx([1, 0, 0, 0], abs=1e-6)
-    assert probabilities(LOGITS, top_p=1e-9) == pytest.approx([1, 0, 0, 0], abs=1e-6)
+P = (0.1, 0.4, 0.05, 0.3, 0.15)
 
 
-def test_min_p_is_relative_to_the_top() -> None:
-    want = [4 / 9, 3 / 9, 2 / 9, 0]
-    assert probabilities(LOGITS, min_p=0.4) == pytest.approx(want, abs=1e-6)
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, P),
+        ({"top_k": 1}, (0, 1, 0, 0, 0)),
+        ({"top_k": 2}, (0, 4 / 7, 0, 3 / 7, 0)),
+        ({"top_k": 99}, P),
+        # The mass before the third token is 0.7, before the fourth 0.85.
+        ({"top_p": 0.39}, (0, 1, 0, 0, 0)),
+        ({"top_p": 1e-9}, (0, 1, 0, 0, 0)),
+        ({"top_p": 0.69}, (0, 4 / 7, 0, 3 / 7, 0)),
+        ({"top_p": 0.8}, (0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85)),
+        # 0.3 x 0.4 = 0.12: tokens of 0.1 and 0.05 leave.
+        ({"min_p": 0.3}, (0, 0.4 / 0.85, 0, 0.3 / 0.85, 0.15 / 0.85)),
+        ({"min_p": 1.0}, (0, 1, 0, 0, 0)),
+        # Of the three that top-k leaves, the first two hold 0.7 / 0.85 = 0.82 of the mass.
+        ({"top_k": 3, "top_p": 0.8}, (0, 4 / 7, 0, 3 / 7, 0)),
+        ({"top_k": 4, "min_p": 0.5}, (0, 4 / 7, 0, 3 / 7, 0)),
+    ],
+)
+def test_truncation_by_hand(changes: dict[str, float], expected: tuple[float, ...]) -> None:
+    assert probabilities(logs(*P), **changes) == pytest.approx(list(expected), abs=1e-6)
 
 
-def test_blocked_ids_have_probability_zero_and_the_rest_is_renormalised() -> None:
-    logp = token_logps(torch.tensor([LOGITS]), settings(), blocked=torch.tensor([0]))
-    assert logp.exp()[0].tolist() == pytest.approx([0, 3 / 6, 2 / 6, 1 / 6], abs=1e-6)
+def test_truncation_comes_after_temperature() -> None:
+    """At temperature 1/2 the weights are squares: 16, 9, 1 of 26; their first holds 0.615."""
+    logits = torch.tensor([[4.0, 3.0, 1.0]]).log()
+    assert probabilities(logits, temperature=0.5, top_p=0.6) == pytest.approx([1, 0, 0])
+    assert probabilities(logits, top_p=0.6) == pytest.approx([4 / 7, 3 / 7, 0])
+
+
+def test_top_k_keeps_k_of_equals() -> None:
+    kept = probabilities(torch.zeros(1, 6), top_k=3)
+    assert sorted(kept) == pytest.approx([0, 0, 0, 1 / 3, 1 / 3, 1 / 3])
+
+
+def test_rows_are_truncated_each_by_itself() -> None:
+    both = torch.cat([logs(*P), logs(*reversed(P))])
+    out = token_logps(both, settings(top_k=2), blocked=None).exp()
+    assert out[1].tolist() == pytest.approx(list(reversed(out[0].tolist())))
+
+
+def test_blocked_ids_leave_and_the_rest_is_renormalised() -> None:
+    logp = token_logps(logs(*P), settings(), blocked=torch.tensor([1, 4]))
+    assert logp.exp()[0].tolist() == pytest.approx([0.1 / 0.45, 0, 0.05 / 0.45, 0.3 / 0.45, 0])
+    assert logp[0, 1].item() == -math.inf
+
+
+def test_the_callers_logits_are_left_alone() -> None:
+    logits = logs(*P)
+    before = logits.clone()
+    token_logps(logits, settings(temperature=0.5, top_p=0.5), blocked=torch.tensor([1]))
+    assert torch.equal(logits, before)
