@@ -77,12 +77,12 @@ def train(
     overrides: Overrides = None,
 ) -> None:
     """Train; an existing run directory resumes."""
-    from surefoot.loops.entry import train as start
-    from surefoot.recipe import load
-
     values = _joined(overrides)
-    _crash_reports_go_to(load(recipe, values).run.dir)
     try:
+        from surefoot.loops.entry import train as start
+        from surefoot.recipe import load
+
+        _crash_reports_go_to(load(recipe, values).run.dir)
         run = start(recipe, values)
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted; send the same command again to resume") from error

@@ -2,8 +2,8 @@
 
 Owns one attention function, registered with transformers under `NAME`: float32 scores by batched
 matrix products over key-value heads. On the shapes of short completions the fused kernel took 2 to
-9 times as long forward and backward in bfloat16 (bench/attention.py); for long queries it wins and
-is called instead. The choice depends on shapes alone, so passes with and without gradient agree.
+7 times as long, forward and backward in bfloat16 (bench/results/attention.txt); for long queries
+it is called instead. The choice depends on shapes alone, so passes with and without gradient agree.
 Refuses to own masks: they come as transformers makes them.
 """
 

@@ -99,6 +99,12 @@ def unscorable(group: Group) -> bool:
     return any(score.status is ScoreStatus.UNSCORABLE for score in group.scores)
 
 
+def unscorable_reason(group: Group) -> str:
+    """What the reward said of the first completion that it cannot score; empty if it scored all."""
+    details = [s.detail for s in group.scores or () if s.status is ScoreStatus.UNSCORABLE]
+    return details[0] if details else ""
+
+
 def is_informative(group: Group) -> bool:
     """Whether the valid raw scores differ (DAPO, arXiv 2503.14476)."""
     if unscorable(group):

@@ -19,7 +19,7 @@ from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
 from surefoot.loops.credit import Credit, Standing, assign, needs_facts, stand
 from surefoot.loops.evaluate import Evaluated, evaluate
-from surefoot.loops.keep import Gathered, gather
+from surefoot.loops.keep import Gathered, gather, unscorable_reason
 from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
@@ -100,7 +100,11 @@ class OnlineLoop:
             raise
         self.progress.step = step
         self.progress.cursor = self.parts.data.stream.cursor()
-        looked = self._evaluate(step, taken.row) if self._due_for_evaluation(step, last) else None
+        looked = None
+        if self._due_for_evaluation(step, last):
+            # The weights of this step are new, so its row must be written before a stop.
+            with self.stopper.held():
+                looked = self._evaluate(step, taken.row)
         taken.row["time/step"] = time.perf_counter() - began
         tokens = taken.gathered.tokens
         taken.row["time/tokens_per_second"] = tokens / taken.row["time/step"]
@@ -132,7 +136,7 @@ class OnlineLoop:
         out["time/sync"] = synced - began
         out["time/rollout"] = gathered.rollout_seconds
         out["time/reward"] = gathered.reward_seconds
-        self._quarantine(quarantined)
+        self._quarantine(gathered, quarantined)
         self.progress.tokens += gathered.tokens + sum(len(g.prompt.ids) for g in gathered.seen)
         out["num_tokens"] = self.progress.tokens
         out["epoch"] = parts.data.stream.epoch
@@ -204,14 +208,14 @@ class OnlineLoop:
             facts = Facts(facts.old_logp_BT, seen.ref_logp_BT, seen.ref_rows)
         return facts
 
-    def _quarantine(self, quarantined: set[str]) -> None:
+    def _quarantine(self, gathered: Gathered, quarantined: set[str]) -> None:
+        reasons = {group.prompt.id: unscorable_reason(group) for group in gathered.seen}
         for prompt in sorted(quarantined - set(self.progress.quarantined)):
             self.progress.quarantined.append(prompt)
-            self.desk.ledger.event(
-                "quarantined",
-                f"row {prompt} cannot be scored, and is not asked again",
-                {"prompt": prompt},
-            )
+            text = f"row {prompt} cannot be scored ({reasons[prompt]}), and is not asked again"
+            self.desk.ledger.event("quarantined", text, {"prompt": prompt})
+            if len(self.progress.quarantined) == 1:
+                self.desk.display.note(f"{text}; further ones are in events.jsonl")
 
     def _count_signal(self, out: names.Metrics, *, found: bool) -> None:
         self.progress.silent = 0 if found else self.progress.silent + 1

@@ -19,7 +19,8 @@ def tune_allocator() -> bool:
     """Let glibc keep freed blocks instead of returning each large one to the kernel.
 
     A training step on CPU allocates the same large tensors over and over; mapping and zeroing
-    their pages anew took a fifth to a third of a step (bench/step_vs_trl.py). True if done.
+    their pages anew costs a good part of a step (bench/results/step_vs_trl.txt shows it on TRL's).
+    True if done.
     """
     if not sys.platform.startswith("linux"):
         return False

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,7 @@ class Stopper:
 
     def __init__(self) -> None:
         self.name: str | None = None
+        self._held = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stopper:
@@ -41,8 +44,17 @@ class Stopper:
         self.name = signal.Signals(number).name
         os.write(2, f"\nsurefoot: {self.name}: saving; again to stop at once\n".encode())
 
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Meanwhile `check()` raises nothing: what is done here must be done whole."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
     def check(self) -> None:
-        if self.name is not None:
+        if self.name is not None and not self._held:
             raise Interrupted(
                 f"interrupted by {self.name}; state is saved, and the same command resumes it"
             )

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.runs import (
@@ -23,6 +25,10 @@ from support.runs import (
     wait_for_step,
 )
 from support.tiny import save_tiny
+
+from surefoot.errors import Interrupted
+from surefoot.loops import entry
+from surefoot.rollout import LocalEngine
 
 METHODS = {
     "grpo": {"name": "grpo", "epochs": 2, "minibatches": 2},
@@ -201,3 +207,32 @@ def test_a_second_process_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     finally:
         kill(child)
         child.communicate(timeout=60)
+
+
+def test_a_signal_during_an_evaluation_loses_no_row(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights of the step have changed by then, so its row must not be left out."""
+    runs = {}
+    for name in ("whole", "stopped"):
+        runs[name] = make_recipe(tmp_path / name, tiny_model, method=METHODS["dapo"], run__steps=5)
+    entry.train(runs["whole"])
+    sample = LocalEngine.sample
+    told: list[int] = []
+
+    def signal_in_evaluation(engine: LocalEngine, *args: Any, **kwargs: Any) -> Any:
+        if kwargs["purpose"] == "eval" and engine.version == 4 and not told:
+            told.append(engine.version)
+            os.kill(os.getpid(), signal.SIGTERM)
+        return sample(engine, *args, **kwargs)
+
+    monkeypatch.setattr(LocalEngine, "sample", signal_in_evaluation)
+    with pytest.raises(Interrupted):
+        entry.train(runs["stopped"])
+    assert told == [4]
+    run = tmp_path / "stopped" / "run"
+    rows = [json.loads(line) for line in rows_of(run, "metrics.jsonl")]
+    saved = max(int(p.name[5:]) for p in (run / "checkpoints").glob("step_??????"))
+    assert [row["step"] for row in rows] == list(range(saved + 1))
+    entry.train(runs["stopped"])
+    assert_same_run(run, tmp_path / "whole" / "run")

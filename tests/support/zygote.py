@@ -54,7 +54,8 @@ class Zygote:
         tests = str(Path(__file__).resolve().parents[1])
         self._process = subprocess.Popen(
             [sys.executable, "-c", _WARM.format(tests=tests)],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"},
+            # No hub: an unknown name is then refused at once instead of after several tries.
+            env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
             cwd=Path(tests).parent,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
