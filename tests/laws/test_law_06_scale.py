@@ -1,4 +1,4 @@
-"""Law 6: the scale is explicit: what a row says is what divides, and nothing else does."""
+"""Law 6: scale is explicit: the group's spread by ddof 1 and eps 1e-4, unless the row says so."""
 
 from __future__ import annotations
 
@@ -6,54 +6,89 @@ import math
 
 import pytest
 import torch
+from support.hand import CAP, group, no_kl
 
-from surefoot.errors import RecipeError
-from surefoot.loops.credit import BASELINES, SCALES
-from surefoot.methods import Method, rows, with_fields
+from surefoot.errors import NotBuiltError
+from surefoot.learner.batch import make_batch
+from surefoot.learner.update import Facts
+from surefoot.loops.credit import assign, stand
+from surefoot.methods import GroupStd, Method, check_built, describe, resolve, rows
+from surefoot.records import Group, ScoreStatus
 
-
-def advantages(row: Method, rewards: list[float]) -> list[float]:
-    reward_PG = torch.tensor([rewards], dtype=torch.float64)
-    valid_PG = torch.ones_like(reward_PG, dtype=torch.bool)
-    centered_PG = BASELINES[row.baseline.kind](row.baseline, reward_PG, valid_PG)
-    scaled_PG = SCALES[row.scale.kind](row.scale, centered_PG, reward_PG, valid_PG)
-    return scaled_PG[0].tolist()
-
-
-def changed(name: str, **fields: object) -> Method:
-    row = with_fields(rows()[name], fields)
-    assert isinstance(row, Method)
-    return row
+SCALED = [
+    name for name, row in rows().items() if isinstance(row, Method) and row.scale.kind != "none"
+]
+PLAIN = [name for name in rows() if name not in SCALED]
 
 
-@pytest.mark.parametrize("name", ["grpo", "dapo"])
-def test_group_std_is_ddof_1_and_eps_1e_4_unless_the_row_says_otherwise(name: str) -> None:
-    # Rewards 1 0 0 0: mean 1/4, sample variance (9/16 + 3/16) / 3 = 1/4, so 0.75 / (0.5 + 1e-4).
-    got = advantages(changed(name), [1.0, 0.0, 0.0, 0.0])
-    assert got == pytest.approx([0.75 / 0.5001, *[-0.25 / 0.5001] * 3], rel=1e-12)
-    # Population variance 3/16.
-    got = advantages(changed(name, scale={"ddof": 0, "eps": 0.0}), [1.0, 0.0, 0.0, 0.0])
-    assert got == pytest.approx([math.sqrt(3), *[-1 / math.sqrt(3)] * 3], rel=1e-12)
-    got = advantages(changed(name, scale="none"), [1.0, 0.0, 0.0, 0.0])
-    assert got == [0.75, -0.25, -0.25, -0.25]
+def advantages(method: Method, *groups: Group) -> list[list[float]]:
+    batch = make_batch(groups)
+    standing = stand(method, batch, max_new_tokens=CAP)
+    return assign(method, batch, standing, Facts()).advantage_PG.tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", ["reinforce", "rloo"])
-def test_rows_without_a_scale_keep_the_rewards_unit(name: str) -> None:
-    one = advantages(changed(name), [3.0, 1.0, 1.0, 7.0])
-    ten = advantages(changed(name), [30.0, 10.0, 10.0, 70.0])
-    assert ten == pytest.approx([10 * value for value in one])
-    assert max(abs(value) for value in one) > 1.0
+def test_the_rows_concerned() -> None:
+    assert {"grpo", "dapo"} <= set(SCALED) and {"reinforce", "rloo"} <= set(PLAIN)
+    for name in SCALED:
+        assert rows()[name].scale == GroupStd(ddof=1, eps=1e-4, per_part=False)  # type: ignore[union-attr]
 
 
-@pytest.mark.parametrize("gap", [1e-3, 1e-6])
-def test_a_near_tie_is_held_by_eps(gap: float) -> None:
-    # Two rewards: deviations gap/2, sample std gap/sqrt(2).
-    got = advantages(changed("grpo"), [0.5, 0.5 + gap])
-    want = (gap / 2) / (gap / math.sqrt(2) + 1e-4)
-    assert got == pytest.approx([-want, want], rel=1e-6)
+@pytest.mark.parametrize("name", SCALED)
+def test_the_defaults_by_hand(name: str) -> None:
+    # 3, 1, 1, -1: mean 1, squares 4 + 0 + 0 + 4 over 3.
+    std = math.sqrt(8 / 3)
+    want = [2 / (std + 1e-4), 0.0, 0.0, -2 / (std + 1e-4)]
+    found = advantages(no_kl(name, group_size=4), group([3.0, 1.0, 1.0, -1.0]))
+    assert found[0] == pytest.approx(want, rel=1e-12)
 
 
-def test_dividing_by_a_group_that_is_not_the_baseline_is_refused() -> None:
-    with pytest.raises(RecipeError, match="scale"):
-        changed("reinforce", scale="group_std", group_size=8)
+@pytest.mark.parametrize("name", SCALED)
+def test_a_row_that_says_otherwise(name: str) -> None:
+    scores = group([3.0, 1.0, 1.0, -1.0])
+    # Population spread sqrt(8/4), and an eps that is felt.
+    method = no_kl(name, group_size=4, scale={"ddof": 0, "eps": 0.5})
+    top = 2 / (math.sqrt(2) + 0.5)
+    assert advantages(method, scores)[0] == pytest.approx([top, 0, 0, -top], rel=1e-12)
+    assert describe(method)["scale"] == {"kind": "group_std", "ddof": 0, "eps": 0.5}
+    none = no_kl(name, group_size=4, scale="none")
+    assert advantages(none, scores) == [[2.0, 0.0, 0.0, -2.0]]
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_the_spread_is_that_of_the_valid_scores(name: str) -> None:
+    torn = group([2.0, ScoreStatus.INFRA_ERROR, 0.0, 1.0])
+    # 2, 0, 1: mean 1, squares 2 over 2.
+    want = [1 / 1.0001, 0.0, -1 / 1.0001, 0.0]
+    assert advantages(no_kl(name, group_size=4), torn)[0] == pytest.approx(want, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", SCALED)
+def test_each_group_has_its_own_spread(name: str) -> None:
+    """Scores a hundred times as far apart, shifted by a thousand: nearly the same advantages."""
+    near, far = group([0.5, 0.25]), group([1050.0, 1025.0], index=1)
+    method = no_kl(name, group_size=2, scale={"eps": 0.0})
+    first, second = advantages(method, near, far)
+    assert first == pytest.approx([math.sqrt(0.5), -math.sqrt(0.5)])
+    assert second == pytest.approx(first)
+    assert advantages(method, near) == [first]
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_rows_without_scale_follow_the_rewards(name: str) -> None:
+    """Ten times the reward is ten times the advantage: nothing is normalised behind one's back."""
+    method = no_kl(name, group_size=4)
+    one = torch.tensor(advantages(method, group([3.0, 1.0, 1.0, -1.0])))
+    ten = torch.tensor(advantages(method, group([30.0, 10.0, 10.0, -10.0])))
+    assert float(one.abs().max()) > 0
+    assert torch.allclose(ten, 10 * one, rtol=1e-12)
+
+
+@pytest.mark.parametrize("name", rows())
+def test_no_row_whitens_unless_it_says_so(name: str) -> None:
+    row = rows()[name]
+    assert isinstance(row, Method) and row.whiten.kind == "none"
+    for weight in ("token", "sequence"):
+        whitened = resolve({"name": name, "whiten": weight})
+        assert isinstance(whitened, Method) and whitened.whiten.kind == weight
+        with pytest.raises(NotBuiltError, match=rf"method\.whiten: {weight} is not built"):
+            check_built(whitened)
