@@ -47,7 +47,8 @@ def bits(seed: int, purpose: str, *coordinates: ArrayLike) -> NDArray[np.uint64]
 def uniform(seed: int, purpose: str, *coordinates: ArrayLike) -> NDArray[np.float64]:
     """Uniforms strictly inside (0, 1), shape as in `bits`."""
     top = bits(seed, purpose, *coordinates) >> np.uint64(11)
-    return (top.astype(np.float64) + 0.5) * 2.0**-53
+    # The largest of the 2^53 values would round up to 1.
+    return np.minimum((top.astype(np.float64) + 0.5) * 2.0**-53, 1.0 - 2.0**-53)
 
 
 def permutation(seed: int, purpose: str, size: int, *coordinates: int) -> NDArray[np.int64]:

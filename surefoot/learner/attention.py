@@ -19,6 +19,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 NAME = "surefoot_cpu"
 _LONGEST_QUERY = 256
+_LOWEST = torch.finfo(torch.float32).min
 
 
 class _Bias:
@@ -26,19 +27,27 @@ class _Bias:
 
     def __init__(self) -> None:
         self.mask: Tensor | None = None
+        self.heads = 0
         self.groups = 0
         self.bias: Tensor | None = None
 
     def of(self, mask_B1QK: Tensor, heads: int, groups: int, dtype: torch.dtype) -> Tensor:
         known = self.bias is not None and self.bias.dtype == dtype
-        if not known or self.mask is not mask_B1QK or self.groups != groups:
+        shape = (heads, groups)
+        if not known or self.mask is not mask_B1QK or (self.heads, self.groups) != shape:
             batch, _, rows, columns = mask_B1QK.shape
             bias = mask_B1QK
             if mask_B1QK.dtype == torch.bool:
-                bias = torch.zeros(mask_B1QK.shape).masked_fill_(~mask_B1QK, float("-inf"))
-            wide = bias.to(dtype)[:, :, None].expand(batch, heads, groups, rows, columns)
+                bias = torch.zeros(mask_B1QK.shape).masked_fill_(~mask_B1QK, _LOWEST)
+            # Finite, so that padding which sees nothing (beyond a sliding window) gives no NaN:
+            # weight 0 times NaN would reach the rows that are read.
+            wide = (
+                bias.to(dtype)
+                .clamp_min(_LOWEST)[:, :, None]
+                .expand(batch, heads, groups, rows, columns)
+            )
             self.bias = wide.reshape(batch * heads, groups * rows, columns)
-            self.mask, self.groups = mask_B1QK, groups
+            self.mask, self.heads, self.groups = mask_B1QK, heads, groups
         assert self.bias is not None
         return self.bias
 

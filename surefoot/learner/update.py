@@ -50,6 +50,8 @@ class UpdateReport:
     """Optimizer steps applied."""
     skipped: int
     """Optimizer steps refused because of a non-finite loss or gradient."""
+    applied: tuple[bool, ...]
+    """The optimizer steps in order: True where applied, False where refused."""
     loss: float
     grad_norm: float
     """Mean over the applied steps, before clipping; nan if none."""
@@ -249,7 +251,7 @@ class _Tally:
         self.losses: list[float] = []
         self.norms: list[float] = []
         self.bad: list[int] = []
-        self.skipped = 0
+        self.fates: list[bool] = []
         self.forwarded = 0
 
     def first_forward(self, part: Microbatch, logp_N: Tensor) -> None:
@@ -266,18 +268,20 @@ class _Tally:
         self.layouts[part.layout] = self.layouts.get(part.layout, 0) + 1
 
     def applied(self, loss: float, norm: float) -> None:
+        self.fates.append(True)
         self.losses.append(loss)
         self.norms.append(norm)
 
     def refused(self, minibatch: Minibatch) -> None:
-        self.skipped += 1
+        self.fates.append(False)
         self.bad.extend(minibatch.rows)
 
     def report(self) -> UpdateReport:
         count = len(self.losses)
         return UpdateReport(
             count,
-            self.skipped,
+            self.fates.count(False),
+            tuple(self.fates),
             sum(self.losses) / count if count else math.nan,
             sum(self.norms) / count if count else math.nan,
             self.sums,

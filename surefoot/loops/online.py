@@ -222,11 +222,12 @@ class OnlineLoop:
         out["steps_without_signal"] = self.progress.silent
 
     def _count_nonfinite(self, step: int, batch: Batch, report: UpdateReport) -> None:
+        for applied in report.applied:
+            self.progress.nonfinite = 0 if applied else self.progress.nonfinite + 1
+            if self.progress.nonfinite >= _NONFINITE_LIMIT:
+                break
         if not report.skipped:
-            if report.steps:
-                self.progress.nonfinite = 0
             return
-        self.progress.nonfinite += report.skipped
         ids = sorted({batch.groups[int(batch.group_B[row])].prompt.id for row in report.bad_rows})
         self.desk.ledger.event(
             "nonfinite",

@@ -77,8 +77,10 @@ def test_each_group_has_its_own_spread(name: str) -> None:
 def test_rows_without_scale_follow_the_rewards(name: str) -> None:
     """Ten times the reward is ten times the advantage: nothing is normalised behind one's back."""
     method = no_kl(name, group_size=4)
-    one = torch.tensor(advantages(method, group([3.0, 1.0, 1.0, -1.0])))
-    ten = torch.tensor(advantages(method, group([30.0, 10.0, 10.0, -10.0])))
+    one, ten = (
+        torch.tensor(advantages(method, group([3.0 * k, k, k, -k])), dtype=torch.float64)
+        for k in (1.0, 10.0)
+    )
     assert float(one.abs().max()) > 0
     assert torch.allclose(ten, 10 * one, rtol=1e-12)
 

@@ -138,6 +138,55 @@ def test_a_step_without_signal_between_does_not_reset_the_count(
     assert [r["skipped_steps"] for r in bench.metrics()] == [1, 0, 1, 1]
 
 
+@pytest.mark.parametrize(
+    ("pattern", "stops_at"),
+    [
+        # One character per optimizer step, two of them in each of six rollout steps; x is bad.
+        ("x.x.x.x.x.x.", None),
+        (".x.x.x.x.x.x", None),
+        ("xx.xx.xx.xx.", None),
+        (".xxx........", 2),
+        ("..x.xx..xxx.", 6),
+    ],
+)
+def test_in_a_row_is_counted_over_optimizer_steps(
+    monkeypatch: pytest.MonkeyPatch,
+    tiny_model: Path,
+    tmp_path: Path,
+    pattern: str,
+    stops_at: int | None,
+) -> None:
+    """A step that was applied ends the row, also between the minibatches of one rollout step."""
+    bench = make_loop(
+        tiny_model,
+        tmp_path / "run",
+        method={
+            "name": "grpo",
+            "group_size": 2,
+            "minibatches": 2,
+            "kl": {"coef": 0.0, "measure_every": 0},
+        },
+        judge=lambda p, s, c: float(s),
+        steps=6,
+    )
+    fates = iter(pattern)
+    poison_loss(monkeypatch, math.nan, lambda: next(fates) == "x")
+    if stops_at is None:
+        bench.run()
+    else:
+        with pytest.raises(StoppedOnFinding, match="3 optimizer steps in a row"):
+            bench.run()
+    assert len(bench.metrics()) == (stops_at or 6)
+
+
+def test_a_run_that_goes_on_after_three_may_recover(tiny_model: Path, tmp_path: Path) -> None:
+    """Resumed with what the message named mended: the count of the stop is not held against it."""
+    bench = bench_of(tiny_model, tmp_path / "run", steps=2)
+    bench.loop.progress.nonfinite = 3
+    bench.run()
+    assert bench.loop.progress.nonfinite == 0 and len(bench.metrics()) == 2
+
+
 # --- a sampled log-probability that is not finite ---
 
 
