@@ -51,6 +51,11 @@ def _sections(recipe: Recipe, outside: Collection[str]) -> None:
 
 def _sampling(recipe: Recipe) -> None:
     rollout = recipe.rollout
+    if rollout.min_new_tokens > rollout.max_new_tokens:
+        raise RecipeError(
+            f"rollout.min_new_tokens: {rollout.min_new_tokens} is above max_new_tokens "
+            f"({rollout.max_new_tokens})"
+        )
     cut = {
         "top_p": rollout.top_p < 1,
         "top_k": rollout.top_k > 0,
@@ -64,11 +69,6 @@ def _sampling(recipe: Recipe) -> None:
                 f"rollout.{name}: cuts the distribution that is sampled, but the gradient is that "
                 "of the whole one; leave it at its default, or add truncated_sampling to run.allow"
             )
-    if rollout.min_new_tokens > rollout.max_new_tokens:
-        raise RecipeError(
-            f"rollout.min_new_tokens: {rollout.min_new_tokens} is above max_new_tokens "
-            f"({rollout.max_new_tokens})"
-        )
     if any(not text for text in rollout.stop):
         raise RecipeError("rollout.stop: an empty string stops every completion; remove it")
     if recipe.model.template == "none" and recipe.model.system is not None:

@@ -9,7 +9,7 @@ import torch
 from support.steps import batch_of, distance, make_learner, update
 from support.tiny import architectures, make_model
 
-from surefoot.learner.layouts import NAMES
+from surefoot.learner.layouts import NAMES, Name
 from surefoot.methods import Method, rows, with_fields
 
 LENGTHS = [[1, 9, 4, 6], [12, 2, 3, 3], [5, 5, 5, 5]]
@@ -18,7 +18,7 @@ GPT2 = architectures()["gpt2"]  # no float32 casts inside: exact in float64
 
 
 def with_reduction(name: str, reduce: str) -> Method:
-    """The row with the KL in its loss weighed enough to show in the gradient."""
+    """The row with another reduction."""
     row = with_fields(rows()[name], {"reduce": reduce})
     assert isinstance(row, Method)
     return row
@@ -38,13 +38,13 @@ def test_any_split_and_layout_gives_the_same_gradient(name: str, reduce: str) ->
     row, batch = with_reduction(name, reduce), batch_of(LENGTHS)
     reference = make_model(GPT2, seed=1, dtype=torch.float64)
 
-    def gradient(budget: int, layouts: tuple[str, ...]) -> torch.Tensor:
+    def gradient(budget: int, layouts: tuple[Name, ...]) -> torch.Tensor:
         model = make_model(GPT2, dtype=torch.float64)
         learner = make_learner(
             model,
             row,
             budget=budget,
-            layouts=layouts,  # type: ignore[arg-type]
+            layouts=layouts,
             reference=reference,
         )
         out = update(learner, batch, advantages(zeros=False))
@@ -66,9 +66,11 @@ def test_any_split_and_layout_gives_the_same_gradient(name: str, reduce: str) ->
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", [n for n, r in rows().items() if r.kl.place != "loss"])
+@pytest.mark.parametrize("name", rows())
 def test_skipping_what_has_no_coefficient_changes_nothing(name: str, reduce: str) -> None:
+    """With a KL in its loss a row skips nothing: it is measured here without."""
     row, batch = with_reduction(name, reduce), batch_of(LENGTHS)
+    row = dataclasses.replace(row, kl=dataclasses.replace(row.kl, coef=0.0))
     values = advantages(zeros=True)
     outs = []
     for forwarded in (torch.ones(12, dtype=torch.bool), values != 0):
@@ -78,6 +80,39 @@ def test_skipping_what_has_no_coefficient_changes_nothing(name: str, reduce: str
     assert skipped.report.forwarded < everything.report.forwarded
     assert distance(skipped.gradients[0], everything.gradients[0]) < 1e-9
     assert skipped.report.loss == pytest.approx(everything.report.loss, abs=1e-12)
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
+@pytest.mark.parametrize("name", ["grpo", "dapo"])
+def test_every_one_of_several_steps_is_split_alike(name: str, reduce: str) -> None:
+    """Minibatches and epochs, a clip that bites, an entropy bonus: still no split is seen."""
+    row = with_fields(
+        with_reduction(name, reduce),
+        {"epochs": 2, "minibatches": 2, "terms": [{"kind": "entropy", "weight": 0.1}]},
+    )
+    reference = make_model(GPT2, seed=1, dtype=torch.float64)
+
+    def gradients(budget: int, layouts: tuple[Name, ...]) -> tuple[list[torch.Tensor], float]:
+        learner = make_learner(
+            make_model(GPT2, dtype=torch.float64),
+            row,  # type: ignore[arg-type]
+            budget=budget,
+            layouts=layouts,
+            reference=reference,
+            learning_rate=0.05,
+        )
+        out = update(learner, batch_of(LENGTHS), advantages(zeros=False))
+        return out.gradients, out.report.sums["clip_low"] + out.report.sums["clip_high"]
+
+    whole, clipped = gradients(10_000, NAMES)
+    assert len(whole) == 4
+    assert clipped > 0
+    for budget, layouts in [(20, ("packed",)), (25, ("prefix",)), (1, ("rows",))]:
+        cut, cut_clipped = gradients(budget, layouts)
+        assert cut_clipped == clipped
+        # AdamW divides by the gradient's own size, so rounding grows from step to step.
+        for step, (got, want) in enumerate(zip(cut, whole, strict=True)):
+            assert distance(got, want) < 1e-9 * 10**step, (budget, layouts, step)
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
@@ -116,7 +151,7 @@ def test_float32_on_a_model_with_casts(name: str) -> None:
             make_model(),
             row,
             budget=budget,
-            layouts=layouts,  # type: ignore[arg-type]
+            layouts=layouts,
             reference=reference,
         )
         grads.append(update(learner, batch, advantages(zeros=False)).gradients[0])

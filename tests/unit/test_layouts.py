@@ -27,7 +27,13 @@ def bundle(prompt: int, lengths: tuple[int, ...], *, first_row: int = 0) -> Bund
     return Bundle(ids(prompt), tuple(ids(n) for n in lengths), rows)
 
 
-BUNDLES = [bundle(9, (6, 1, 12)), bundle(5, (3, 3, 10), first_row=3), bundle(9, (2,), first_row=6)]
+# 29 beside 40 leaves padding behind it that is longer than the sliding windows.
+BUNDLES = [
+    bundle(9, (6, 1, 12)),
+    bundle(5, (3, 3, 10), first_row=3),
+    bundle(9, (2,), first_row=6),
+    bundle(7, (40, 29), first_row=7),
+]
 
 
 def plain(model: PreTrainedModel, bundles: list[Bundle], temperature: float) -> dict[int, Tensor]:
@@ -108,13 +114,35 @@ def test_one_long_completion_does_not_widen_the_others() -> None:
 
 
 def test_short_completions_pack_and_long_ones_take_the_prefix() -> None:
-    short = [bundle(40, (12,) * 8, first_row=8 * i) for i in range(8)]
-    long = [bundle(40, (512,) * 8)]
-    all_layouts = {"budget": 100_000, "allowed": NAMES, "shape": SHAPE}
-    assert microbatches(long, **all_layouts)[0].layout == "prefix"
-    assert {part.layout for part in microbatches(short, **all_layouts)} <= {"packed", "prefix"}
-    only_rows = microbatches(short, budget=100_000, allowed=("rows",), shape=SHAPE)
-    assert [part.layout for part in only_rows] == ["rows"]
+    short = [bundle(20, (5,) * 4)]
+    long = [bundle(20, (512,) * 4)]
+    # Eight prompts of eight lengths are one packed pass, and eight prefix passes and a slice.
+    mixed = [bundle(20 + i, (5,) * 4, first_row=4 * i) for i in range(8)]
+
+    def chosen(bundles: list[Bundle], allowed: tuple[Name, ...] = NAMES) -> list[str]:
+        made = microbatches(bundles, budget=100_000, allowed=allowed, shape=SHAPE)
+        return [part.layout for part in made]
+
+    assert chosen(short) == ["packed"]
+    assert chosen(mixed) == ["packed"]
+    assert chosen(long) == ["prefix"]
+    assert chosen(short, ("prefix", "rows")) == ["prefix"]
+    assert chosen(long, ("packed", "rows")) == ["rows"]
+    assert chosen(short, ("rows",)) == ["rows"]
+
+
+def test_where_packed_ends_and_prefix_begins() -> None:
+    """Both forward the same tokens, so attention decides against one call more.
+
+    Prompt 20, two completions of 11: a packed row of 20 + 10 + 10 has 40 x 40 = 1600 pairs; the
+    prefix has 20 x 20 + 2 x 10 x 30 = 1000. The 600 pairs between them cost
+    4 x 4 x width x 600 FLOPs, a call 1e9: equal at a width of 104 167.
+    """
+    group = bundle(20, (11, 11))
+    for width, expected in [(104_000, "packed"), (104_400, "prefix")]:
+        shape = Shape(parameters=1_000_000, attention=width)
+        (part,) = microbatches([group], budget=1000, allowed=NAMES, shape=shape)
+        assert part.layout == expected
 
 
 def test_the_budget_cuts_and_repeats_the_prompt() -> None:
@@ -127,4 +155,4 @@ def test_the_budget_cuts_and_repeats_the_prompt() -> None:
     assert [part.tokens for part in made] == [20, 20]
     # One completion may exceed the budget: it goes alone.
     alone = split_bundles([bundle(10, (30, 2))], budget=5)
-    assert [part.completions[0].__len__() for part in alone] == [30, 2]
+    assert [len(part.completions[0]) for part in alone] == [30, 2]
