@@ -92,5 +92,6 @@ class Optimizer:
         for name, parameter in zip(self.names, self.parameters, strict=True):
             if f"step.{name}" in state:
                 self.adamw.state[parameter] = {
-                    key: state[f"{key}.{name}"].clone() for key in (*_MOMENTS, "step")
+                    key: state[f"{key}.{name}"].to(parameter.device, copy=True)
+                    for key in (*_MOMENTS, "step")
                 }

@@ -9,8 +9,12 @@ import torch
 from support.steps import batch_of, distance, make_learner, update
 from support.tiny import architectures, make_model
 
+from surefoot.learner import update as module
+from surefoot.learner.batch import make_batch
 from surefoot.learner.layouts import NAMES, Name
+from surefoot.learner.update import Learner
 from surefoot.methods import Method, rows, with_fields
+from surefoot.records import Group
 
 LENGTHS = [[1, 9, 4, 6], [12, 2, 3, 3], [5, 5, 5, 5]]
 REDUCTIONS = ("token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean")
@@ -116,6 +120,26 @@ def test_every_one_of_several_steps_is_split_alike(name: str, reduce: str) -> No
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
+def test_a_minibatch_has_denominators_of_its_own(reduce: str) -> None:
+    """With weights that stand still, each does what its groups do as a batch alone."""
+    row = dataclasses.replace(with_reduction("dapo", reduce), minibatches=2)
+    alone = dataclasses.replace(row, minibatches=1)
+    batch, values = batch_of(LENGTHS), advantages(zeros=False)
+
+    def learner(method: Method) -> Learner:
+        return make_learner(make_model(GPT2, dtype=torch.float64), method, learning_rate=1e-30)
+
+    plan = learner(row).plan(batch, torch.ones(12, dtype=torch.bool), step=1)
+    out = update(learner(row), batch, values)
+    assert sorted(len(minibatch.rows) for minibatch in plan.minibatches) == [4, 8]
+    for minibatch, gradient in zip(plan.minibatches, out.gradients, strict=True):
+        chosen = torch.tensor(minibatch.rows)
+        groups = [batch.groups[g] for g in sorted(set(batch.group_B[chosen].tolist()))]
+        want = update(learner(alone), make_batch(groups), values[chosen]).gradients[0]
+        assert distance(gradient, want) < 1e-9
+
+
+@pytest.mark.parametrize("reduce", REDUCTIONS)
 def test_an_absent_row_is_in_no_denominator(reduce: str) -> None:
     row = with_reduction("grpo", reduce)
     row = dataclasses.replace(row, kl=dataclasses.replace(row.kl, coef=0.0))
@@ -126,9 +150,6 @@ def test_an_absent_row_is_in_no_denominator(reduce: str) -> None:
     absent = update(learner, batch_of(LENGTHS), values, present_B=present)
     left = [[1, 4, 6], [12, 2, 3, 3], [5, 5, 5]]
     # The same tokens without the two rows: rebuilt from the full batch, so ids agree.
-    from surefoot.learner.batch import make_batch
-    from surefoot.records import Group
-
     full = batch_of(LENGTHS).groups
     kept = [[0, 2, 3], [0, 1, 2, 3], [0, 1, 3]]
     groups = [
@@ -165,8 +186,6 @@ def test_a_second_minibatch_sees_ratios_other_than_one() -> None:
     batch = batch_of(LENGTHS[:2])
     seen: list[tuple[float, float]] = []
     learner = make_learner(make_model(), row, learning_rate=0.05)
-    from surefoot.learner import update as module
-
     original = module.microbatch_loss
 
     def spy(inputs: module.LossInputs, row: Method) -> object:

@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from support.tiny import architectures, llama_config, make_model
 from torch import Tensor, nn
+from transformers import CohereConfig, Gemma2Config, GraniteConfig, PreTrainedConfig
 
+from surefoot.errors import ModelError
 from surefoot.learner import head as module
-from surefoot.learner.head import Head, token_logp
+from surefoot.learner.check import check_layouts
+from surefoot.learner.head import Head, find_head, token_logp
+from surefoot.learner.scorer import Scorer
 
 ROWS, HIDDEN, VOCABULARY = 11, 6, 17
+SIZES = {
+    name: value
+    for name, value in llama_config().to_dict().items()
+    if name.startswith(("vocab", "hidden_s", "inter", "num_", "head_d", "max_pos"))
+}
+UNUSUAL: dict[str, tuple[PreTrainedConfig, float, float | None]] = {
+    "cohere": (CohereConfig(**SIZES, logit_scale=0.25), 0.25, None),
+    "granite": (GraniteConfig(**SIZES, logits_scaling=4.0), 0.25, None),
+    "gemma2": (Gemma2Config(**SIZES, final_logit_softcapping=5.0), 1.0, 5.0),
+    "llama": (llama_config(), 1.0, None),
+}
 
 
 def plain(h: Tensor, head: Head, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
@@ -74,3 +92,39 @@ def test_a_hand_number() -> None:
     logp, entropy = token_logp(h, head, torch.tensor([0, 1]), temperature=1.0)
     assert logp.tolist() == pytest.approx([-1.3862943611, -0.2876820724])
     assert entropy.tolist() == pytest.approx([0.5623351446, 0.5623351446])
+
+
+def scorer_of(model: Any) -> Scorer:
+    return Scorer(model, compute=torch.float32, head_dtype=torch.float32, temperature=0.7)
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_scale_and_cap_are_read_from_the_config(name: str) -> None:
+    config, scale, softcap = UNUSUAL[name]
+    model = make_model(config)
+    head = find_head(model, dtype=torch.float64)
+    assert (head.scale, head.softcap, head.bias_V) == (scale, softcap, None)
+    assert head.weight_VH is model.lm_head.weight
+    # The model's own logits, values and gradients: the check refuses what differs.
+    assert "rows" in check_layouts(scorer_of(model), seed=0).allowed
+
+
+def test_a_head_that_does_more_than_we_know_is_refused() -> None:
+    model = make_model()
+    forward = model.forward
+
+    def doubled(**inputs: Any) -> Any:
+        out = forward(**inputs)
+        out.logits = 2 * out.logits
+        return out
+
+    model.forward = doubled
+    with pytest.raises(ModelError, match=r"model\.path: .*LlamaForCausalLM.* head that surefoot"):
+        check_layouts(scorer_of(model), seed=0)
+
+
+def test_a_head_that_is_not_linear_is_refused() -> None:
+    model = make_model(architectures()["gpt2"])
+    model.lm_head = nn.Sequential(model.lm_head)
+    with pytest.raises(ModelError, match=r"model\.path: .*GPT2LMHeadModel is not a linear layer"):
+        find_head(model, dtype=torch.float32)

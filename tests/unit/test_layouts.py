@@ -113,6 +113,13 @@ def test_one_long_completion_does_not_widen_the_others() -> None:
     assert build("rows", [group]).tokens == 32 * 59
 
 
+def test_completions_of_similar_length_share_a_slice() -> None:
+    """Inputs of 10, 8 and 6 tokens: 8 is within seven tenths of 10 and is padded, 6 is not."""
+    part = build("prefix", [bundle(10, (9, 7, 11))])
+    assert [tuple(s.ids_BT.shape) for s in part.slices] == [(2, 10), (1, 6)]
+    assert part.tokens == 10 + 2 * 10 + 6
+
+
 def test_short_completions_pack_and_long_ones_take_the_prefix() -> None:
     short = [bundle(20, (5,) * 4)]
     long = [bundle(20, (512,) * 4)]

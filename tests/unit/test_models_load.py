@@ -276,6 +276,7 @@ def test_an_export_loads_in_plain_transformers_and_says_the_same(
     moved = make_model(seed=4)
     weights = {name: p.detach().clone() for name, p in moved.named_parameters()}
     target = export_directory(loaded, weights, tmp_path / "out" / "model")
+    assert target.stat().st_mode & 0o777 == 0o755, "others cannot read the directory"
     plain = AutoModelForCausalLM.from_pretrained(target, use_safetensors=True)
     tokenizer = AutoTokenizer.from_pretrained(target)
     for name, parameter in plain.named_parameters():
