@@ -34,7 +34,7 @@ _OVERRIDES = {"ignore_unknown_options": True}
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[KEY.SUB=VALUE]...", help="Values laid over the recipe."),
+    typer.Argument(metavar="KEY.SUB=VALUE", help="Values laid over the recipe."),
 ]
 Checkpoint = Annotated[
     int | None, typer.Option("--checkpoint", help="Step of the checkpoint; default the newest.")
@@ -161,6 +161,7 @@ def env(*, as_json: AsJson = False) -> None:
     from surefoot.run.directory import environment
 
     facts = {**environment(), "torch": _torch(), "extras": _extras()}
+    del facts["argv"]  # a run records its command; here it would be this one
     if as_json:
         typer.echo(json.dumps(facts, indent=2))
         return

@@ -77,9 +77,10 @@ class EvalResult:
     def table(self) -> str:
         seen = self.evaluation
         eos = "-" if seen.eos_share is None else f"{seen.eos_share:.0%}"
+        reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
         return (
             f"{self.target}, step {seen.step}: accuracy {seen.accuracy:.2f} "
-            f"[{seen.low:.2f}, {seen.high:.2f}] of {seen.n}, ended with EOS {eos}"
+            f"[{seen.low:.2f}, {seen.high:.2f}] of {seen.n}, reward {reward}, ended with EOS {eos}"
         )
 
 

@@ -44,7 +44,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
     """Load the policy that a recipe names. ModelError names the path and the mend."""
     section = recipe.model
     transformers.utils.logging.disable_progress_bar()
-    folder = resolve_directory(section.path)
+    folder = resolve_directory(section.path, recipe.base_dir)
     remote = "remote_code" in recipe.run.allow
     where = {"revision": section.revision, "trust_remote_code": remote}
     try:
@@ -97,12 +97,18 @@ def identity(model: PreTrainedModel, template: PromptTemplate) -> str:
     return digest.hexdigest()
 
 
-def resolve_directory(path: str) -> str:
-    """Aliases become directories; directories with pickled weights alone are refused (law 16)."""
+def resolve_directory(path: str, base_dir: Path | None = None) -> str:
+    """Aliases and relative paths become directories, anything else is a Hugging Face id.
+
+    A relative path starts at `base_dir` (the recipe's directory), then at the working directory.
+    A directory with pickled weights alone is refused (law 16).
+    """
     if path in ALIASES:
         return str(alias_directory(path))
-    folder = Path(path)
-    if folder.is_dir():
+    wanted = Path(path).expanduser()
+    tried = [base_dir / wanted, wanted] if base_dir is not None else [wanted]
+    folder = next((place for place in tried if place.is_dir()), None)
+    if folder is not None:
         if not (folder / "config.json").is_file():
             raise ModelError(
                 f"model.path: {path} holds no config.json, so it is no model directory"
@@ -114,8 +120,12 @@ def resolve_directory(path: str) -> str:
                 f"model.path: {path} holds only pickled weights ({pickles[0]}), and nothing is "
                 "unpickled here; save the model again as safetensors"
             )
-    elif path.startswith((".", "/", "~")):
-        raise ModelError(f"model.path: there is no directory {path}")
+        return str(folder)
+    if path.startswith((".", "/", "~")):
+        raise ModelError(
+            f"model.path: there is no directory {path}; a relative path starts at the recipe's "
+            "directory, then at the working directory"
+        )
     return path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from surefoot.errors import NotBuiltError
 from surefoot.methods import check_built
 from surefoot.recipe.recipe import Recipe
+from surefoot.recipe.schema import Section
 
 BUILT: Mapping[str, tuple[Any, ...]] = {
     "model.gradient_checkpointing": (False,),
@@ -72,6 +73,9 @@ def _check(key: str, value: Any, built: tuple[Any, ...]) -> None:
 def _word(value: Any) -> str:
     if value is None:
         return "null"
+    if isinstance(value, Section):
+        given = [f"{name} {_word(getattr(value, name))}" for name in sorted(value.model_fields_set)]
+        return f"with {', '.join(given)}" if given else "with its defaults"
     if isinstance(value, bool):
         return str(value).lower()
     return "[]" if value == () else str(value)

@@ -120,7 +120,9 @@ def _known(name: str) -> None:
     if name in aliases.EXPLAINED:
         raise RecipeError(f"{name}: {aliases.EXPLAINED[name]}")
     if name not in KEYS:
-        raise RecipeError(f"{name}: no such key{did_you_mean(name, (*KEYS, *aliases.ALIASES))}")
+        near = did_you_mean(name, (*KEYS, *aliases.ALIASES))
+        # Without a near name the sections are the answer; TRL's forty names would bury them.
+        raise RecipeError(f"{name}: no such key{near if '?' in near else did_you_mean(name, KEYS)}")
 
 
 def _opened(name: str, value: Any) -> Any:

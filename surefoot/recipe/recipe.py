@@ -36,7 +36,7 @@ class Recipe:
 
     `origins` says for every dotted key where its value came from: default, recipe, override,
     alias NAME, row NAME or auto. `notes` are sentences for the user (accepted aliases).
-    `base_dir` is where relative paths in `data` and `reward` start; None = working directory.
+    `base_dir` is where relative paths of model, data and reward start; None = working directory.
     Equality looks at the values alone.
     """
 

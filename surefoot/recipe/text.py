@@ -82,11 +82,21 @@ Dumper.add_representer(float, _float)
 
 def dump(value: Any) -> str:
     """One value on one line of YAML."""
+    text = _dumped(value, readable=True)
+    # PyYAML folds an unescaped NEL to a space when it reads it back.
+    return _dumped(value, readable=False) if any(mark in text for mark in _BREAKS) else text
+
+
+_BREAKS = ("\x85", "\u2028", "\u2029")
+
+
+def _dumped(value: Any, *, readable: bool) -> str:
+    """`readable` leaves letters outside ASCII as they are; else they are escaped."""
     text = yaml.dump(
         value,
         Dumper=Dumper,
         default_flow_style=True,
-        allow_unicode=True,
+        allow_unicode=readable,
         width=float("inf"),
         sort_keys=False,
     )
@@ -112,6 +122,13 @@ def _one_line(error: yaml.YAMLError) -> str:
 
 def read(path: Path) -> dict[str, Any]:
     """A recipe file as plain values."""
+    if (path / "recipe.yaml").is_file():
+        raise RecipeError(
+            f"{path}: is a run directory; send the recipe that it began with, or "
+            f"{path / 'recipe.yaml'}"
+        )
+    if path.is_dir():
+        raise RecipeError(f"{path}: is a directory; name a recipe, which is a YAML file")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

@@ -211,8 +211,8 @@ def find(use: str, *, base_dir: Path | None = None) -> Callable[..., Any]:
         )
     if not colon:
         raise RewardError(
-            f"there is no built-in reward {use!r}; {nearest(use, BUILT_INS)} Your own function is "
-            "package.module:function or path/file.py:function"
+            f"reward.use: there is no built-in reward {use!r}; {nearest(use, BUILT_INS)} "
+            "(your own function is package.module:function or path/file.py:function)"
         )
     if place.endswith(".py"):
         module = _load_file(_find_file(place, base_dir))
@@ -220,7 +220,9 @@ def find(use: str, *, base_dir: Path | None = None) -> Callable[..., Any]:
         module = _load_module(place, base_dir)
     if attribute not in vars(module):
         known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise RewardError(f"{place} has no function {attribute!r}; {nearest(attribute, known)}")
+        raise RewardError(
+            f"reward.use: {place} has no function {attribute!r}; {nearest(attribute, known)}"
+        )
     function = vars(module)[attribute]
     if not callable(function):
         raise RewardError(f"{use} is a {type(function).__name__}, not a function")

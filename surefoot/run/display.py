@@ -135,10 +135,10 @@ def summary_table(summary: RunSummary) -> str:
         value = "-" if look is None else f"{_share(look)} of {look.n} (step {look.step})"
         rows.append((f"accuracy {label}", value))
     rows.append(("paired difference", _difference(summary)))
-    before = None if first is None else first.eos_share
-    after = None if last is None else last.eos_share
-    shares = f"{_number(before, '{:.0%}')} before, {_number(after, '{:.0%}')} after"
-    rows.append(("ended with EOS", shares))
+    if any(e is not None and e.reward not in (None, e.accuracy) for e in (first, last)):
+        # Of a reward that is not just right or wrong the accuracy shows little.
+        rows.append(("mean reward", _both(summary, "reward", "{:.2f}")))
+    rows.append(("ended with EOS", _both(summary, "eos_share", "{:.0%}")))
     rows.append(("seconds per step", _number(summary.seconds_per_step, "{:.2f} (median)")))
     rows.append(("tokens per second", _number(summary.tokens_per_second, "{:.0f} (median)")))
     parts = ", ".join(f"{name} {share:.0%}" for name, share in summary.time_shares.items())
@@ -180,6 +180,13 @@ def _number(value: Any, form: str) -> str:
 
 def _share(evaluation: Evaluation) -> str:
     return f"{evaluation.accuracy:.3f} [{evaluation.low:.3f}, {evaluation.high:.3f}]"
+
+
+def _both(summary: RunSummary, name: Literal["reward", "eos_share"], form: str) -> str:
+    """One figure of the first and of the last evaluation."""
+    values = [None if e is None else getattr(e, name) for e in (summary.first, summary.last)]
+    before, after = (_number(value, form) for value in values)
+    return f"{before} before, {after} after"
 
 
 def _difference(summary: RunSummary) -> str:

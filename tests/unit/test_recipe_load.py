@@ -461,6 +461,14 @@ def test_values_round_trip_exactly(rate: float, coef: float, text: str) -> None:
     assert again.model.system == text
 
 
+@pytest.mark.parametrize("text", ["\x85", "a\x85b", "\u2028", "a\u2028 b", "\u2029", "Größe 数"])
+def test_line_breaks_of_other_alphabets_round_trip(text: str) -> None:
+    recipe = load(minimal(model={"system": text}, rollout={"stop": [text]}))
+    again = round_trip(recipe)
+    assert again.model.system == text
+    assert again.rollout.stop == (text,)
+
+
 def test_a_users_row_is_written_whole(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from surefoot.methods import Method, GroupMean\n"

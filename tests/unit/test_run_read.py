@@ -160,6 +160,14 @@ def test_the_closing_table(run: Path) -> None:
     assert lines[7] == "where the time went  rollout 38%, update 28%, eval 25%, reward 9%"
 
 
+def test_the_closing_table_shows_a_reward_that_is_more_than_right_or_wrong(tmp_path: Path) -> None:
+    before, after = _eval(0, 0.0, 4, 1.0), _eval(2, 0.0, 4, 1.0)
+    _jsonl(tmp_path / "metrics.jsonl", [before, {**after, "eval/reward": 0.375}])
+    assert "mean reward          0.00 before, 0.38 after" in summary_table(summary(tmp_path))
+    _jsonl(tmp_path / "metrics.jsonl", [before, after])
+    assert "mean reward" not in summary_table(summary(tmp_path))
+
+
 # -- display ---------------------------------------------------------------------------------------
 
 _METRICS = {
