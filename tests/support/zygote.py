@@ -86,7 +86,12 @@ class Zygote:
     def close(self) -> None:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(timeout=30)
+        try:
+            self._process.wait(timeout=30)
+        except subprocess.TimeoutExpired:
+            # A child forked by some test may still hold the pipe's other end.
+            self._process.kill()
+            self._process.wait()
         self._process.stdout.close()
 
 
