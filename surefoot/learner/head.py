@@ -3,8 +3,9 @@
 Owns the only place where logits of the whole vocabulary exist, a chunk at a time, in
 `model.head_dtype`. Refuses to own which positions are scored, and every loss.
 
-The backward pass computes a chunk's logits again instead of keeping them: at vocabulary size a
-kept chunk costs more memory traffic than the product that makes it.
+The backward pass needs the softmax of every chunk. On CPU, where the product that makes it costs
+a quarter of the head's time, it is kept up to a bound of memory; beyond the bound, and elsewhere,
+it is computed again.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from transformers import PreTrainedModel
 
 from surefoot.errors import ModelError
 
-_CHUNK_BYTES = 32 << 20
+_CHUNK_BYTES = 48 << 20
+_KEPT_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,13 @@ def token_logp(
     differentiable; an entropy that no loss reads costs nothing in the backward pass.
     """
     return _TokenLogp.apply(  # type: ignore[no-untyped-call, no-any-return]
-        hidden_NH, head.weight_VH, head.bias_V, targets_N, head, temperature
+        hidden_NH,
+        head.weight_VH,
+        head.bias_V,
+        targets_N,
+        head,
+        temperature,
+        torch.is_grad_enabled(),
     )
 
 
@@ -69,9 +77,18 @@ def _chunks(rows: int, head: Head) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _logits(hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head) -> Tensor:
-    """Scaled and capped logits of a chunk, before the temperature."""
-    logits = hidden @ weight.T
+def _kept_rows(rows: int, head: Head) -> int:
+    """How many of the rows keep their softmax for the backward pass."""
+    if head.softcap is not None or head.weight_VH.device.type != "cpu":
+        return 0
+    return min(rows, _KEPT_BYTES // (head.weight_VH.shape[0] * head.dtype.itemsize))
+
+
+def _logits(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, *, out: Tensor
+) -> Tensor:
+    """Scaled and capped logits of a chunk, before the temperature, written to `out`."""
+    logits = torch.mm(hidden, weight.T, out=out)
     if bias is not None:
         logits += bias
     if head.scale != 1.0:
@@ -91,61 +108,88 @@ class _TokenLogp(torch.autograd.Function):
         targets_N: Tensor,
         head: Head,
         temperature: float,
+        is_trained: bool,
     ) -> tuple[Tensor, Tensor]:
+        rows = hidden_NH.shape[0]
         with torch.autocast(hidden_NH.device.type, enabled=False):
             hidden = hidden_NH.detach().to(head.dtype)
             weight = weight_VH.detach().to(head.dtype)
             bias = None if bias_V is None else bias_V.detach().to(head.dtype)
-            logp_N = hidden.new_empty(hidden.shape[0])
-            entropy_N, normalizer_N = torch.empty_like(logp_N), torch.empty_like(logp_N)
-            for part in _chunks(hidden.shape[0], head):
-                logits = _logits(hidden[part], weight, bias, head)
+            logp_N = hidden.new_empty(rows)
+            entropy_N, top_N, total_N = (torch.empty_like(logp_N) for _ in range(3))
+            kept = _kept_rows(rows, head) if is_trained else 0
+            kept_KV = hidden.new_empty(kept, weight.shape[0])
+            # Two buffers serve every chunk: fresh ones would cost as much as the arithmetic.
+            chunks = _chunks(rows, head)
+            size = chunks[0].stop if chunks else 0
+            logits_CV, spare_CV = hidden.new_empty(2, size, weight.shape[0])
+            for part in chunks:
+                count = part.stop - part.start
+                logits = _logits(hidden[part], weight, bias, head, out=logits_CV[:count])
                 if temperature != 1.0:
                     logits /= temperature
                 top = logits.amax(1, keepdim=True)
                 logits -= top
                 picked = logits.gather(1, targets_N[part, None])[:, 0]
-                weights = logits.exp()
-                total = weights.sum(1)
+                is_kept = part.stop <= kept_KV.shape[0]
+                weights = kept_KV[part] if is_kept else spare_CV[:count]
+                total = torch.exp(logits, out=weights).sum(1)
                 normalizer = total.log()
                 # sum p (log p): the products of weights and shifted logits, over the total.
-                cross = torch.linalg.vecdot(weights, logits)
+                cross = logits.mul_(weights).sum(1)
                 logp_N[part] = picked - normalizer
                 entropy_N[part] = normalizer - cross / total
-                normalizer_N[part] = normalizer + top[:, 0]
-        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, entropy_N)
-        ctx.head, ctx.temperature = head, temperature
+                top_N[part], total_N[part] = top[:, 0], total
+        ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, top_N, total_N, entropy_N)
+        ctx.head, ctx.temperature, ctx.kept_KV = head, temperature, kept_KV
         ctx.set_materialize_grads(False)
         return logp_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None) -> Any:
-        hidden_NH, weight_VH, bias_V, targets_N, normalizer_N, entropy_N = ctx.saved_tensors
+        hidden_NH, weight_VH, bias_V, targets_N, top_N, total_N, entropy_N = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature
+        # What is kept becomes the gradient in place, so a second backward pass finds none; an
+        # entropy's gradient needs the logits themselves.
+        kept_KV, ctx.kept_KV = ctx.kept_KV, ctx.kept_KV[:0]
+        if grad_entropy_N is not None:
+            kept_KV = kept_KV[:0]
         with torch.autocast(hidden_NH.device.type, enabled=False):
             hidden, weight = hidden_NH.to(head.dtype), weight_VH.to(head.dtype)
             bias = None if bias_V is None else bias_V.to(head.dtype)
             grad_hidden = torch.empty_like(hidden)
             grad_weight = torch.zeros_like(weight)
             grad_bias = None if bias is None else torch.zeros_like(bias)
-            for part in _chunks(hidden.shape[0], head):
-                logits = _logits(hidden[part], weight, bias, head)
-                slope = None
-                if head.softcap is not None:
-                    slope = 1.0 - (logits / head.softcap).square()
-                if temperature != 1.0:
-                    logits /= temperature
-                grad = _grad_logits(
-                    logits.sub_(normalizer_N[part, None]),
-                    targets_N[part],
-                    None if grad_logp_N is None else grad_logp_N[part],
-                    None if grad_entropy_N is None else grad_entropy_N[part],
-                    entropy_N[part],
-                )
+            chunks = _chunks(hidden.shape[0], head)
+            again = [part for part in chunks if part.stop > kept_KV.shape[0]]
+            size = max((part.stop - part.start for part in again), default=0)
+            logits_CV = hidden.new_empty(size, weight.shape[0])
+            for part in chunks:
+                grad_logp = None if grad_logp_N is None else grad_logp_N[part]
+                if part.stop <= kept_KV.shape[0]:
+                    assert grad_logp is not None
+                    grad = kept_KV[part].mul_((-grad_logp / total_N[part])[:, None])
+                    grad.scatter_add_(1, targets_N[part, None], grad_logp[:, None])
+                else:
+                    out = logits_CV[: part.stop - part.start]
+                    logits = _logits(hidden[part], weight, bias, head, out=out)
+                    slope = None
+                    if head.softcap is not None:
+                        slope = 1.0 - (logits / head.softcap).square()
+                    if temperature != 1.0:
+                        logits /= temperature
+                    normalizer = total_N[part].log().add_(top_N[part])
+                    grad = _grad_logits(
+                        logits.sub_(normalizer[:, None]),
+                        targets_N[part],
+                        grad_logp,
+                        None if grad_entropy_N is None else grad_entropy_N[part],
+                        entropy_N[part],
+                    )
+                    if slope is not None:
+                        grad *= slope
                 if head.scale != temperature:
                     grad *= head.scale / temperature
-                if slope is not None:
-                    grad *= slope
                 torch.mm(grad, weight, out=grad_hidden[part])
                 grad_weight.addmm_(grad.T, hidden[part])
                 if grad_bias is not None:
@@ -155,6 +199,7 @@ class _TokenLogp(torch.autograd.Function):
             grad_hidden.to(hidden_NH.dtype),
             grad_weight.to(weight_VH.dtype),
             None if grad_bias is None or bias_V is None else grad_bias.to(bias_V.dtype),
+            None,
             None,
             None,
             None,

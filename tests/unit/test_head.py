@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -45,15 +46,18 @@ def plain(h: Tensor, head: Head, targets: Tensor, temperature: float) -> tuple[T
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize(("bias", "scale"), [(False, 1.0), (True, 1.0), (True, 0.25)])
 @pytest.mark.parametrize("wants", ["logp", "entropy", "both"])
+@pytest.mark.parametrize("kept", [0, 6, ROWS])
 def test_values_and_gradients(
     temperature: float,
     softcap: float | None,
     bias: bool,
     scale: float,
     wants: str,
+    kept: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * VOCABULARY * 8)  # chunks of four rows
+    monkeypatch.setattr(module, "_KEPT_BYTES", kept * VOCABULARY * 8)
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:
@@ -128,3 +132,26 @@ def test_a_head_that_is_not_linear_is_refused() -> None:
     model.lm_head = nn.Sequential(model.lm_head)
     with pytest.raises(ModelError, match=r"model\.path: .*GPT2LMHeadModel is not a linear layer"):
         find_head(model, dtype=torch.float32)
+
+
+def test_a_second_backward_pass_finds_the_same_gradient() -> None:
+    """The kept softmax is overwritten by the first."""
+    generator = torch.Generator().manual_seed(0)
+    weight = nn.Parameter(torch.randn(VOCABULARY, HIDDEN, generator=generator).double())
+    head = Head(weight, None, 1.0, None, torch.float64)
+    h = torch.randn(ROWS, HIDDEN, generator=generator).double().requires_grad_()
+    logp, _ = token_logp(h, head, torch.arange(ROWS) % VOCABULARY, temperature=0.7)
+    first = torch.autograd.grad(logp.sum(), [h, weight], retain_graph=True)
+    second = torch.autograd.grad(logp.sum(), [h, weight])
+    for a, b in zip(first, second, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-14)
+
+
+def test_nothing_is_kept_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_kept_rows", lambda rows, head: pytest.fail("keeps memory"))
+    weight = nn.Parameter(torch.zeros(VOCABULARY, HIDDEN))
+    head = Head(weight, None, 1.0, None, torch.float32)
+    with torch.no_grad():
+        logp, _ = token_logp(torch.zeros(2, HIDDEN), head, torch.tensor([0, 1]), temperature=1.0)
+    assert logp.grad_fn is None
+    torch.testing.assert_close(logp, torch.full((2,), -math.log(VOCABULARY)))
