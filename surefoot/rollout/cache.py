@@ -6,11 +6,13 @@ that a row's columns are contiguous and sliding windows stay right.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 _BLOCK = 128
@@ -62,6 +64,12 @@ def _spare(states: Tensor, extra: int) -> Tensor:
     )
     wider[:, :, : states.shape[2]] = states
     return wider
+
+
+def cache_argument(model: PreTrainedModel) -> str:
+    """What the model's forward calls its cache: transformers is renaming it."""
+    names = inspect.signature(model.base_model.forward).parameters
+    return "cache" if "cache" in names else "past_key_values"
 
 
 def new_cache(layers: int) -> Cache:

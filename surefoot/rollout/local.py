@@ -9,7 +9,6 @@ Refuses to own how a token is drawn (`sampling`) and the cache's memory (`cache`
 from __future__ import annotations
 
 import copy
-import inspect
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,9 +21,10 @@ from transformers.cache_utils import Cache
 
 from surefoot import draws
 from surefoot.records import Completion, Group, Prompt, StopReason
-from surefoot.rollout.cache import join, new_cache, select
+from surefoot.rollout.cache import cache_argument, join, new_cache, select
+from surefoot.rollout.decoder import find_decoder
 from surefoot.rollout.engine import Interrupt, Sampling
-from surefoot.rollout.sampling import draw, token_logps
+from surefoot.rollout.sampling import draw, tempered
 from surefoot.rollout.stops import StopRule
 
 
@@ -78,8 +78,8 @@ class LocalEngine:
         self._own_copy = model.dtype != dtype
         self.model = copy.deepcopy(model).to(dtype) if self._own_copy else model
         self.model.requires_grad_(not self._own_copy)
-        parameters = inspect.signature(model.base_model.forward).parameters
-        self._cache_name = "cache" if "cache" in parameters else "past_key_values"
+        self.decoder = find_decoder(self.model, join=self._own_copy)
+        self._cache_name = cache_argument(self.model)
 
     def load(self, model: PreTrainedModel, *, version: int) -> None:
         """Take over the policy's weights, rounded to the engine's precision."""
@@ -147,23 +147,22 @@ class LocalEngine:
         logits = self.model.get_output_embeddings()(state.hidden_BH)
         logits = _finish_logits(self.model, logits)
         early = [len(row.ids) < self.settings.min_new_tokens for row in state.rows]
-        logp = token_logps(logits, self.settings, blocked=self._blocked(early, logits))
+        sampled = tempered(logits, self.settings, blocked=self._blocked(early, logits))
         if any(early) and not all(early):
-            free = token_logps(logits, self.settings, blocked=None)
-            logp = torch.where(torch.tensor(early, device=logp.device)[:, None], logp, free)
-        if greedy:
-            ids = logp.argmax(-1)
-        else:
-            uniform = draws.uniform(
+            free = tempered(logits, self.settings, blocked=None)
+            sampled = torch.where(torch.tensor(early, device=free.device)[:, None], sampled, free)
+        uniform = None
+        if not greedy:
+            keyed = draws.uniform(
                 self.seed,
                 purpose,
                 np.array([prompts[row.prompt].position for row in state.rows]),
                 np.array([row.sample for row in state.rows]),
                 np.array([len(row.ids) for row in state.rows]),
             )
-            ids = draw(logp, torch.from_numpy(uniform).to(logp.device))
-        picked = logp.gather(1, ids[:, None])[:, 0]
-        for row, token, value in zip(state.rows, ids.tolist(), picked.tolist(), strict=True):
+            uniform = torch.from_numpy(keyed).to(sampled.device)
+        ids, logps = draw(sampled, uniform)
+        for row, token, value in zip(state.rows, ids.tolist(), logps.tolist(), strict=True):
             row.ids.append(token)
             row.logps.append(value)
 
@@ -214,11 +213,17 @@ class LocalEngine:
     def _advance(self, state: _State) -> None:
         """Read the tokens just drawn."""
         device = self.model.device
-        ids = torch.tensor([[row.ids[-1]] for row in state.rows], device=device)
-        positions = (state.columns - state.start_B)[:, None].to(device)
+        ids = torch.tensor([row.ids[-1] for row in state.rows], device=device)
+        positions = (state.columns - state.start_B).to(device)
         state.columns += 1
-        mask = torch.arange(state.columns) >= state.start_B[:, None]
-        hidden = self._forward(ids, state.cache, mask.long().to(device), positions)
+        visible = None
+        if bool(state.start_B.any()):
+            visible = (torch.arange(state.columns) >= state.start_B[:, None]).to(device)
+        if self.decoder is not None:
+            state.hidden_BH = self.decoder.step(ids, positions, state.cache, visible)
+            return
+        mask = None if visible is None else visible.long()
+        hidden = self._forward(ids[:, None], state.cache, mask, positions[:, None])
         state.hidden_BH = hidden[:, -1]
 
     def _forward(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from surefoot.rollout.engine import Sampling
-from surefoot.rollout.sampling import draw, token_logps
+from surefoot.rollout.sampling import draw, tempered
 
 STEPS = [0.25, 0.5, 0.75]
 EDGES = [
@@ -31,12 +31,12 @@ def settings(**changes: float) -> Sampling:
 
 
 def probabilities(logits: Tensor, **changes: float) -> list[float]:
-    return token_logps(logits, settings(**changes), blocked=None)[0].exp().tolist()
+    return tempered(logits, settings(**changes), blocked=None)[0].softmax(-1).tolist()
 
 
 def at(logp_BV: Tensor, *uniforms: float) -> list[int]:
     rows = logp_BV.expand(len(uniforms), -1)
-    return draw(rows, torch.tensor(uniforms, dtype=torch.float64)).tolist()
+    return draw(rows, torch.tensor(uniforms, dtype=torch.float64))[0].tolist()
 
 
 @pytest.mark.parametrize("uniform", EDGES)
@@ -64,9 +64,7 @@ def test_nor_in_a_large_vocabulary_whose_sum_is_not_one(uniform: float) -> None:
     generator = torch.Generator().manual_seed(0)
     logits = 3 * torch.randn(1, 50_000, generator=generator)
     forbidden = torch.cat([torch.arange(100), torch.arange(49_000, 50_000)])
-    logp = token_logps(logits, settings(), blocked=forbidden)
-    assert float(logp.exp().cumsum(-1)[0, -1]) != 1.0
-    (picked,) = at(logp, uniform)
+    (picked,) = at(tempered(logits, settings(), blocked=forbidden), uniform)
     assert 100 <= picked < 49_000
 
 
@@ -79,8 +77,29 @@ def test_the_share_of_each_token_is_its_probability() -> None:
     """An even grid of 1000 uniforms gives 1000 times the probability, exactly."""
     grid = (torch.arange(1000, dtype=torch.float64) + 0.5) / 1000
     logp = logs(0.125, 0.0, 0.375, 0.5)
-    picked = draw(logp.expand(1000, -1), grid)
+    picked, _ = draw(logp.expand(1000, -1), grid)
     assert torch.bincount(picked, minlength=4).tolist() == [125, 0, 375, 500]
+
+
+@pytest.mark.parametrize("width", [1, 255, 256, 257, 1000])
+def test_the_draw_is_where_the_running_sum_first_exceeds_the_uniform(width: int) -> None:
+    """Whole numbers as weights, so that sums are exact; vocabularies around the block size."""
+    weights = torch.arange(width) * 37 % 11
+    weights[width // 2] = 5
+    bounds = weights.cumsum(0).tolist()
+    uniforms = torch.arange(bounds[-1], dtype=torch.float64).add(0.5) / bounds[-1]
+    logits = weights.float().log().expand(len(uniforms), -1)
+    ids, logp = draw(logits - logits.amax(), uniforms)
+    want = [next(k for k, bound in enumerate(bounds) if bound > n) for n in range(bounds[-1])]
+    assert ids.tolist() == want
+    expected = (weights[ids] / bounds[-1]).double().log()
+    torch.testing.assert_close(logp.double(), expected, rtol=0, atol=1e-5)
+
+
+def test_greedy_takes_the_largest_and_its_log_probability() -> None:
+    ids, logp = draw(torch.cat([logs(0.25, 0.5, 0.0, 0.25), logs(0.1, 0.2, 0.3, 0.4)]), None)
+    assert ids.tolist() == [1, 3]
+    assert logp.tolist() == pytest.approx([math.log(0.5), math.log(0.4)])
 
 
 def test_temperature_divides_the_logits() -> None:
@@ -93,9 +112,9 @@ def test_temperature_divides_the_logits() -> None:
 
 def test_bfloat16_logits_are_normalised_in_float32() -> None:
     logits = torch.zeros(1, 1000, dtype=torch.bfloat16)
-    logp = token_logps(logits, settings(), blocked=None)
-    assert logp.dtype == torch.float32
-    assert logp[0, 7].item() == pytest.approx(-math.log(1000), abs=1e-5)
+    ids, logp = draw(tempered(logits, settings(), blocked=None), torch.tensor([0.0075]))
+    assert (logp.dtype, ids.item()) == (torch.float32, 7)
+    assert logp.item() == pytest.approx(-math.log(1000), abs=1e-5)
 
 
 P = (0.1, 0.4, 0.05, 0.3, 0.15)
@@ -139,18 +158,20 @@ def test_top_k_keeps_k_of_equals() -> None:
 
 def test_rows_are_truncated_each_by_itself() -> None:
     both = torch.cat([logs(*P), logs(*reversed(P))])
-    out = token_logps(both, settings(top_k=2), blocked=None).exp()
+    out = tempered(both, settings(top_k=2), blocked=None).softmax(-1)
     assert out[1].tolist() == pytest.approx(list(reversed(out[0].tolist())))
 
 
 def test_blocked_ids_leave_and_the_rest_is_renormalised() -> None:
-    logp = token_logps(logs(*P), settings(), blocked=torch.tensor([1, 4]))
-    assert logp.exp()[0].tolist() == pytest.approx([0.1 / 0.45, 0, 0.05 / 0.45, 0.3 / 0.45, 0])
-    assert logp[0, 1].item() == -math.inf
+    logits = tempered(logs(*P), settings(), blocked=torch.tensor([1, 4]))
+    assert logits.softmax(-1)[0].tolist() == pytest.approx(
+        [0.1 / 0.45, 0, 0.05 / 0.45, 0.3 / 0.45, 0]
+    )
+    assert logits[0, 1].item() == -math.inf
 
 
 def test_the_callers_logits_are_left_alone() -> None:
     logits = logs(*P)
     before = logits.clone()
-    token_logps(logits, settings(temperature=0.5, top_p=0.5), blocked=torch.tensor([1]))
+    tempered(logits, settings(temperature=0.5, top_p=0.5), blocked=torch.tensor([1]))
     assert torch.equal(logits, before)
