@@ -57,15 +57,23 @@ def answer_step(step: float, sampling: float, **facts: Any) -> None:
 # -- our side ---------------------------------------------------------------------------------
 
 
-def our_parts(shape: Shape, *, compute: str) -> tuple[Any, Any]:
-    """The parts of a training process, assembled as `surefoot train` does."""
+def our_parts(shape: Shape, *, compute: str, weights: str = "float32") -> tuple[Any, Any]:
+    """The parts of a training process, assembled as `surefoot train` does.
+
+    The LM head is in the precision of the weights.
+    """
     from surefoot.loops.assemble import Outside, assemble, make_learner, resolve_budget
     from surefoot.recipe import load
 
     prompts, group, tokens = shape
     recipe = load(
         {
-            "model": {"path": "smollm2-135m", "dtype": "float32", "compute": compute},
+            "model": {
+                "path": "smollm2-135m",
+                "dtype": weights,
+                "compute": compute,
+                "head_dtype": weights,
+            },
             "data": {"source": "addition"},
             "reward": [{"use": "numeric"}],
             "method": {"name": "grpo", "group_size": group, "kl": {"coef": 0.0}},
@@ -134,12 +142,12 @@ def our_update(
     return learner.update(batch, plan, credit.signal, facts, step=step)
 
 
-def ours(shape: Shape) -> None:
+def ours(shape: Shape, *, weights: str) -> None:
     """Sample, credit, update: one step a turn."""
     from surefoot.loops.process import tune_allocator
 
     tune_allocator()
-    parts, learner = our_parts(shape, compute="bfloat16")
+    parts, learner = our_parts(shape, compute="bfloat16", weights=weights)
     prompts, group, tokens = shape
     rng = random.Random(0)
     step = 0
@@ -362,7 +370,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, help="TRL's sequences a pass; default: all of them")
     options = parser.parse_args()
     if options.side == "ours":
-        ours(options.shape)
+        ours(options.shape, weights=options.weights)
     elif options.side == "trl":
         batch = options.batch or options.shape[0] * options.shape[1]
         trl(options.shape, weights=options.weights, batch=batch)

@@ -73,7 +73,10 @@ def short_attention(
     rows = query.shape[2]
     plain = dropout == 0.0 and options.get("position_bias") is None
     mask = attention_mask
-    if mask is None and rows > 1 and options.get("is_causal") is not False:
+    causal = options.get("is_causal")
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+    if mask is None and rows > 1 and causal:
         columns = key.shape[2]
         ones = torch.ones(rows, columns, dtype=torch.bool, device=query.device)
         mask = ones.tril_(columns - rows).expand(query.shape[0], 1, -1, -1)

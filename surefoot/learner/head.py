@@ -57,8 +57,9 @@ def token_logp(
 ) -> tuple[Tensor, Tensor]:
     """Log-probability of each target and entropy of its distribution, softmax(logits/temperature).
 
-    Shapes: hidden_NH, targets_N (int64) -> logp_N, entropy_N in the head's dtype (nats). Both are
-    differentiable; an entropy that no loss reads costs nothing in the backward pass.
+    Shapes: hidden_NH, targets_N (int64) -> logp_N, entropy_N (nats), in the head's dtype but at
+    least float32. Both are differentiable; an entropy that no loss reads costs nothing in the
+    backward pass.
     """
     return _TokenLogp.apply(  # type: ignore[no-untyped-call, no-any-return]
         hidden_NH,
@@ -71,10 +72,15 @@ def token_logp(
     )
 
 
-def _chunks(rows: int, head: Head) -> list[slice]:
-    width = head.weight_VH.shape[0] * head.dtype.itemsize
+def _wide(head: Head) -> torch.dtype:
+    """Precision of the softmax."""
+    return torch.promote_types(head.dtype, torch.float32)
+
+
+def _chunks(start: int, rows: int, head: Head) -> list[slice]:
+    width = head.weight_VH.shape[0] * _wide(head).itemsize
     size = max(1, _CHUNK_BYTES // width)
-    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    return [slice(at, min(at + size, rows)) for at in range(start, rows, size)]
 
 
 def _kept_rows(rows: int, head: Head) -> int:
@@ -84,18 +90,35 @@ def _kept_rows(rows: int, head: Head) -> int:
     return min(rows, _KEPT_BYTES // (head.weight_VH.shape[0] * head.dtype.itemsize))
 
 
-def _logits(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, head: Head, *, out: Tensor
-) -> Tensor:
-    """Scaled and capped logits of a chunk, before the temperature, written to `out`."""
-    logits = torch.mm(hidden, weight.T, out=out)
-    if bias is not None:
-        logits += bias
-    if head.scale != 1.0:
-        logits *= head.scale
-    if head.softcap is not None:
-        logits.div_(head.softcap).tanh_().mul_(head.softcap)
-    return logits
+class _Product:
+    """Logits of a chunk before the temperature, in the precision of the softmax.
+
+    One buffer serves every chunk: fresh memory would cost as much as the arithmetic.
+    """
+
+    def __init__(self, hidden_NH: Tensor, weight_VH: Tensor, bias_V: Tensor | None, head: Head):
+        self.hidden = hidden_NH.detach().to(head.dtype)
+        self.weight = weight_VH.detach().to(head.dtype)
+        self.bias = None if bias_V is None else bias_V.detach().to(_wide(head))
+        self.head = head
+        self.buffer: Tensor | None = None
+
+    def of(self, part: slice, *, out: Tensor) -> Tensor:
+        """Writes to `out` [C, V]."""
+        if out.dtype == self.head.dtype:
+            torch.mm(self.hidden[part], self.weight.T, out=out)
+        else:
+            if self.buffer is None or len(self.buffer) < len(out):
+                self.buffer = self.hidden.new_empty(out.shape)
+            narrow = self.buffer[: len(out)]
+            out.copy_(torch.mm(self.hidden[part], self.weight.T, out=narrow))
+        if self.bias is not None:
+            out += self.bias
+        if self.head.scale != 1.0:
+            out *= self.head.scale
+        if self.head.softcap is not None:
+            out.div_(self.head.softcap).tanh_().mul_(self.head.softcap)
+        return out
 
 
 class _TokenLogp(torch.autograd.Function):
@@ -110,30 +133,30 @@ class _TokenLogp(torch.autograd.Function):
         temperature: float,
         is_trained: bool,
     ) -> tuple[Tensor, Tensor]:
-        rows = hidden_NH.shape[0]
+        rows, words = hidden_NH.shape[0], weight_VH.shape[0]
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            hidden = hidden_NH.detach().to(head.dtype)
-            weight = weight_VH.detach().to(head.dtype)
-            bias = None if bias_V is None else bias_V.detach().to(head.dtype)
-            logp_N = hidden.new_empty(rows)
+            product = _Product(hidden_NH, weight_VH, bias_V, head)
+            logp_N = hidden_NH.new_empty(rows, dtype=_wide(head))
             entropy_N, top_N, total_N = (torch.empty_like(logp_N) for _ in range(3))
             kept = _kept_rows(rows, head) if is_trained else 0
-            kept_KV = hidden.new_empty(kept, weight.shape[0])
-            # Two buffers serve every chunk: fresh ones would cost as much as the arithmetic.
-            chunks = _chunks(rows, head)
-            size = chunks[0].stop if chunks else 0
-            logits_CV, spare_CV = hidden.new_empty(2, size, weight.shape[0])
+            kept_KV = product.hidden.new_empty(kept, words)
+            chunks = [*_chunks(0, kept, head), *_chunks(kept, rows, head)]
+            size = max((part.stop - part.start for part in chunks), default=0)
+            logits_CV, weights_CV = logp_N.new_empty(2, size, words)
             for part in chunks:
                 count = part.stop - part.start
-                logits = _logits(hidden[part], weight, bias, head, out=logits_CV[:count])
+                logits = product.of(part, out=logits_CV[:count])
                 if temperature != 1.0:
                     logits /= temperature
                 top = logits.amax(1, keepdim=True)
                 logits -= top
                 picked = logits.gather(1, targets_N[part, None])[:, 0]
-                is_kept = part.stop <= kept_KV.shape[0]
-                weights = kept_KV[part] if is_kept else spare_CV[:count]
+                is_kept = part.stop <= kept
+                direct = is_kept and kept_KV.dtype == logits.dtype
+                weights = kept_KV[part] if direct else weights_CV[:count]
                 total = torch.exp(logits, out=weights).sum(1)
+                if is_kept and not direct:
+                    kept_KV[part] = weights
                 normalizer = total.log()
                 # sum p (log p): the products of weights and shifted logits, over the total.
                 cross = logits.mul_(weights).sum(1)
@@ -149,61 +172,95 @@ class _TokenLogp(torch.autograd.Function):
     def backward(ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None) -> Any:
         hidden_NH, weight_VH, bias_V, targets_N, top_N, total_N, entropy_N = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature
-        # What is kept becomes the gradient in place, so a second backward pass finds none; an
-        # entropy's gradient needs the logits themselves.
-        kept_KV, ctx.kept_KV = ctx.kept_KV, ctx.kept_KV[:0]
-        if grad_entropy_N is not None:
-            kept_KV = kept_KV[:0]
+        # An entropy's gradient needs the logits themselves.
+        kept_KV = ctx.kept_KV if grad_entropy_N is None else ctx.kept_KV[:0]
+        rows, kept = hidden_NH.shape[0], kept_KV.shape[0]
         with torch.autocast(hidden_NH.device.type, enabled=False):
-            hidden, weight = hidden_NH.to(head.dtype), weight_VH.to(head.dtype)
-            bias = None if bias_V is None else bias_V.to(head.dtype)
-            grad_hidden = torch.empty_like(hidden)
-            grad_weight = torch.zeros_like(weight)
-            grad_bias = None if bias is None else torch.zeros_like(bias)
-            chunks = _chunks(hidden.shape[0], head)
-            again = [part for part in chunks if part.stop > kept_KV.shape[0]]
-            size = max((part.stop - part.start for part in again), default=0)
-            logits_CV = hidden.new_empty(size, weight.shape[0])
+            product = _Product(hidden_NH, weight_VH, bias_V, head)
+            sums = _Sums(product, bias_V, scale=head.scale / temperature)
+            if kept:
+                assert grad_logp_N is not None
+                sums.add_softmax(kept_KV, total_N[:kept], targets_N[:kept], grad_logp_N[:kept])
+            chunks = _chunks(kept, rows, head)
+            size = max((part.stop - part.start for part in chunks), default=0)
+            logits_CV = top_N.new_empty(size, weight_VH.shape[0])
             for part in chunks:
-                grad_logp = None if grad_logp_N is None else grad_logp_N[part]
-                if part.stop <= kept_KV.shape[0]:
-                    assert grad_logp is not None
-                    grad = kept_KV[part].mul_((-grad_logp / total_N[part])[:, None])
-                    grad.scatter_add_(1, targets_N[part, None], grad_logp[:, None])
-                else:
-                    out = logits_CV[: part.stop - part.start]
-                    logits = _logits(hidden[part], weight, bias, head, out=out)
-                    slope = None
-                    if head.softcap is not None:
-                        slope = 1.0 - (logits / head.softcap).square()
-                    if temperature != 1.0:
-                        logits /= temperature
-                    normalizer = total_N[part].log().add_(top_N[part])
-                    grad = _grad_logits(
-                        logits.sub_(normalizer[:, None]),
-                        targets_N[part],
-                        grad_logp,
-                        None if grad_entropy_N is None else grad_entropy_N[part],
-                        entropy_N[part],
-                    )
-                    if slope is not None:
-                        grad *= slope
-                if head.scale != temperature:
-                    grad *= head.scale / temperature
-                torch.mm(grad, weight, out=grad_hidden[part])
-                grad_weight.addmm_(grad.T, hidden[part])
-                if grad_bias is not None:
-                    grad_bias += grad.sum(0)
-        # A bias enters before the scale, as the product does, so it shares the scaled gradient.
+                logits = product.of(part, out=logits_CV[: part.stop - part.start])
+                slope = None
+                if head.softcap is not None:
+                    slope = 1.0 - (logits / head.softcap).square()
+                if temperature != 1.0:
+                    logits /= temperature
+                normalizer = total_N[part].log().add_(top_N[part])
+                grad = _grad_logits(
+                    logits.sub_(normalizer[:, None]),
+                    targets_N[part],
+                    None if grad_logp_N is None else grad_logp_N[part],
+                    None if grad_entropy_N is None else grad_entropy_N[part],
+                    entropy_N[part],
+                )
+                if slope is not None:
+                    grad *= slope
+                sums.add(part, grad)
         return (
-            grad_hidden.to(hidden_NH.dtype),
-            grad_weight.to(weight_VH.dtype),
-            None if grad_bias is None or bias_V is None else grad_bias.to(bias_V.dtype),
+            sums.hidden_NH.to(hidden_NH.dtype),
+            sums.weight_VH.to(weight_VH.dtype),
+            None if sums.bias_V is None or bias_V is None else sums.bias_V.to(bias_V.dtype),
             None,
             None,
             None,
             None,
         )
+
+
+class _Sums:
+    """Gradients by hidden states, weight and bias, added up chunk by chunk in wide precision."""
+
+    def __init__(self, product: _Product, bias_V: Tensor | None, *, scale: float) -> None:
+        wide = _wide(product.head)
+        self.product = product
+        self.scale = scale
+        """A bias enters before the scale, as the product does, so it shares this factor."""
+        self.hidden_NH = torch.empty_like(product.hidden)
+        self.weight_VH = torch.zeros_like(product.weight, dtype=wide)
+        self.bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=wide)
+
+    def add(self, part: slice, grad_CV: Tensor) -> None:
+        """`grad_CV` is the gradient by the tempered logits of these rows; it may be changed."""
+        if self.scale != 1.0:
+            grad_CV *= self.scale
+        narrow, hidden = grad_CV.to(self.product.head.dtype), self.product.hidden[part]
+        torch.mm(narrow, self.product.weight, out=self.hidden_NH[part])
+        self._add_product(narrow, hidden)
+        if self.bias_V is not None:
+            self.bias_V += grad_CV.sum(0)
+
+    def add_softmax(
+        self, weights_KV: Tensor, total_K: Tensor, targets_K: Tensor, grad_K: Tensor
+    ) -> None:
+        """The first rows, g (1[v = target] - w_v / total) by their logits, without that matrix.
+
+        Both terms are products with a factor for each row, which small matrices can take.
+        """
+        rows = slice(0, len(weights_KV))
+        hidden_KH = self.product.hidden[rows]
+        hit_K1 = (grad_K * self.scale)[:, None]
+        share_K1 = -hit_K1 / total_K[:, None]
+        softmax_KH = weights_KV @ self.product.weight
+        target_KH = self.product.weight[targets_K]
+        self.hidden_NH[rows] = share_K1 * softmax_KH + hit_K1 * target_KH
+        self._add_product(weights_KV, (share_K1 * hidden_KH).to(hidden_KH.dtype))
+        self.weight_VH.index_add_(0, targets_K, hit_K1 * hidden_KH)
+        if self.bias_V is not None:
+            wide = self.bias_V.dtype
+            self.bias_V += (weights_KV.T @ share_K1.to(weights_KV.dtype))[:, 0].to(wide)
+            self.bias_V.index_add_(0, targets_K, hit_K1[:, 0])
+
+    def _add_product(self, left_CV: Tensor, right_CH: Tensor) -> None:
+        if self.weight_VH.dtype == left_CV.dtype:
+            self.weight_VH.addmm_(left_CV.T, right_CH)
+        else:
+            self.weight_VH += left_CV.T @ right_CH
 
 
 def _grad_logits(

@@ -297,7 +297,8 @@ class OnlineLoop:
     def _stop_if_told(self, taken: Taken) -> None:
         """Stops on a finding: no signal, non-finite steps, failing graders."""
         run, row = self.parts.recipe.run, taken.row
-        if self.progress.nonfinite >= _NONFINITE_LIMIT:
+        # A count that was saved stops a resumed run only when a step of it adds to the count.
+        if row.get("skipped_steps") and self.progress.nonfinite >= _NONFINITE_LIMIT:
             raise StoppedOnFinding(
                 f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
                 "gradient; see the nonfinite events for the prompts, and lower "

@@ -226,7 +226,10 @@ def test_a_reward_that_always_raises_stops_with_its_error(place: Place) -> None:
 def test_the_directory_of_something_else(place: Place) -> None:
     place.run.mkdir()
     (place.run / "thesis.tex").write_text("all of it")
-    train(place.recipe)
+    done = train(place.recipe)
+    assert done.returncode == 2
+    assert "holds other files (thesis.tex)" in " ".join(done.stderr.split())
+    assert [entry.name for entry in place.run.iterdir()] == ["thesis.tex"]
     assert (place.run / "thesis.tex").read_text() == "all of it"
 
 

@@ -193,7 +193,8 @@ def test_another_model_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     save_tiny(tmp_path / "model", seed=1)
     refused = train(recipe, "run.steps=3")
     assert refused.returncode == 2
-    assert "model" in refused.stderr
+    said = " ".join(refused.stderr.split())
+    assert "belongs to another run: model was" in said and "new run.dir" in said
 
 
 def test_a_second_process_is_refused(tiny_model: Path, tmp_path: Path) -> None:

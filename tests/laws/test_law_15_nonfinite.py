@@ -90,12 +90,11 @@ def test_only_the_bad_minibatch_is_skipped(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def bench_of(model: Path, run: Path, **changes: Any) -> Bench:
-    changes = {"steps": 8, **changes}
+    changes = {"steps": 8, "judge": lambda p, s, c: float(s), **changes}
     return make_loop(
         model,
         run,
         method={"name": "grpo", "group_size": 2, "kl": {"coef": 0.0, "measure_every": 0}},
-        judge=lambda p, s, c: float(s),
         **changes,
     )
 
@@ -185,6 +184,15 @@ def test_a_run_that_goes_on_after_three_may_recover(tiny_model: Path, tmp_path: 
     bench.loop.progress.nonfinite = 3
     bench.run()
     assert bench.loop.progress.nonfinite == 0 and len(bench.metrics()) == 2
+
+
+def test_nor_is_it_while_no_optimizer_step_is_taken(tiny_model: Path, tmp_path: Path) -> None:
+    """Equal rewards: nothing to learn from, and nothing that is not finite either."""
+    bench = bench_of(tiny_model, tmp_path / "run", steps=2, judge=lambda p, s, c: 1.0)
+    bench.loop.progress.nonfinite = 3
+    bench.run()
+    assert bench.loop.progress.nonfinite == 3
+    assert [row["optimizer_steps"] for row in bench.metrics()] == [0, 0]
 
 
 # --- a sampled log-probability that is not finite ---

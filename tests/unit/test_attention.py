@@ -164,6 +164,19 @@ def test_hand_numbers() -> None:
     assert halved.flatten().tolist() == pytest.approx([4.5, 30.0])
 
 
+@pytest.mark.parametrize("said_by", ["module", "call"])
+def test_attention_that_is_not_causal_sees_what_comes_later(said_by: str) -> None:
+    value = torch.tensor([3.0, 9.0, 30.0]).reshape(1, 1, 3, 1)
+    zeros = torch.zeros(1, 1, 3, 1)
+    module, options = Module(), {}
+    if said_by == "module":
+        module.is_causal = False
+    else:
+        options["is_causal"] = False
+    out, _ = short_attention(module, zeros, zeros, value, None, **options)
+    assert out.flatten().tolist() == pytest.approx([14.0, 14.0, 14.0])
+
+
 def test_each_pair_of_heads_reads_its_own_key() -> None:
     """Grouped queries: heads 0 and 1 share the first key-value head, 2 and 3 the second."""
     zeros = torch.zeros(1, 4, 2, 1)

@@ -155,3 +155,33 @@ def test_nothing_is_kept_without_a_backward_pass(monkeypatch: pytest.MonkeyPatch
         logp, _ = token_logp(torch.zeros(2, HIDDEN), head, torch.tensor([0, 1]), temperature=1.0)
     assert logp.grad_fn is None
     torch.testing.assert_close(logp, torch.full((2,), -math.log(VOCABULARY)))
+
+
+@pytest.mark.parametrize("kept", [0, 6, ROWS])
+@pytest.mark.parametrize("scale", [1.0, 0.25])
+@pytest.mark.parametrize("wants_entropy", [False, True])
+def test_a_bfloat16_head_multiplies_in_it_and_sums_in_float32(
+    kept: int, scale: float, wants_entropy: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_CHUNK_BYTES", 4 * VOCABULARY * 4)
+    monkeypatch.setattr(module, "_KEPT_BYTES", kept * VOCABULARY * 2)
+    generator = torch.Generator().manual_seed(0)
+    # Values that bfloat16 holds, so that only products and gradients are rounded.
+    weight = nn.Parameter(torch.randn(VOCABULARY, HIDDEN, generator=generator).bfloat16().float())
+    shift = nn.Parameter(torch.randn(VOCABULARY, generator=generator))
+    h = torch.randn(ROWS, HIDDEN, generator=generator).bfloat16().float().requires_grad_()
+    a = torch.randn(ROWS, generator=generator)
+    targets = torch.arange(ROWS) % VOCABULARY
+    leaves = [h, weight, shift]
+    exact = plain(h, Head(weight, shift, scale, None, torch.float32), targets, 0.7)
+    low = token_logp(h, Head(weight, shift, scale, None, torch.bfloat16), targets, temperature=0.7)
+    assert [value.dtype for value in low] == [torch.float32] * 2
+    for got, want in zip(low, exact, strict=True):
+        assert float((got - want).detach().abs().max()) < 0.03
+    losses = [(a * logp).sum() + wants_entropy * entropy.sum() for logp, entropy in (low, exact)]
+    if not wants_entropy:
+        losses[0] = (a * low[0]).sum()
+    got, want = (torch.autograd.grad(loss, leaves) for loss in losses)
+    for mine, other in zip(got, want, strict=True):
+        assert mine.dtype == other.dtype
+        assert float((mine - other).norm() / other.norm()) < 0.01
