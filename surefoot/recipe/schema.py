@@ -78,7 +78,7 @@ class Model(Section):
     compute: DType | Literal["auto"] = "auto"
     """Precision of the matrix products; auto = dtype."""
     head_dtype: DType = "float32"
-    """Precision of the LM head and the softmax."""
+    """Precision of the LM head's products; the softmax is in float32 at least."""
     reference_dtype: DType | Literal["auto"] = "auto"
     """Precision of the reference copy; auto = dtype, so that its KL at step 0 is exactly 0."""
     gradient_checkpointing: bool = False

@@ -37,7 +37,9 @@ class _Linears:
     """
 
     def __init__(self, layers: Sequence[nn.Module], *, join: bool) -> None:
-        _expect(layers, "Linear")
+        # An adapter or a quantised layer is of another class.
+        if any(type(layer) is not nn.Linear for layer in layers):
+            raise TypeError(f"not plain linear layers: {layers}")
         same_bias = len({layer.bias is None for layer in layers}) == 1
         if join and same_bias and len(layers) > 1:
             self.parts = [(_joined(layers, "weight"), _joined(layers, "bias"))]
@@ -48,13 +50,6 @@ class _Linears:
         if len(self.parts) == 1:
             return F.linear(x, *self.parts[0])
         return torch.cat([F.linear(x, weight, bias) for weight, bias in self.parts], -1)
-
-
-def _expect(modules: Sequence[nn.Module], ending: str) -> None:
-    """An adapter or a quantised layer has a class of another name."""
-    for module in modules:
-        if not type(module).__name__.endswith(ending) or list(module.children()):
-            raise TypeError(f"{type(module).__name__} is not a plain {ending}")
 
 
 def _joined(layers: Sequence[nn.Module], name: str) -> Any:
@@ -70,7 +65,8 @@ def _joined(layers: Sequence[nn.Module], name: str) -> Any:
 
 class _Norm:
     def __init__(self, module: nn.Module) -> None:
-        _expect([module], "RMSNorm")
+        if not type(module).__name__.endswith("RMSNorm"):
+            raise TypeError(f"not a root mean square norm: {module}")
         self.weight: Any = module.weight
         self.eps: Any = getattr(module, "variance_epsilon", None) or getattr(module, "eps", None)
 

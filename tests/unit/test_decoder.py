@@ -122,16 +122,17 @@ class Adapted(nn.Module):
         return self.base(x) + x.sum(-1, keepdim=True)
 
 
-class AdaptedLinear(Adapted):
+class Quantised(nn.Linear):
     pass
 
 
-@pytest.mark.parametrize("kind", [Adapted, AdaptedLinear])
-def test_a_layer_with_an_adapter_has_none(kind: type[Adapted]) -> None:
-    model: Any = make_model()
-    attention = model.base_model.layers[1].self_attn
-    attention.v_proj = kind(attention.v_proj)
-    assert find_decoder(model, join=True) is None
+@pytest.mark.parametrize("join", [False, True])
+def test_a_layer_of_another_class_has_none(join: bool) -> None:
+    for kind in (Adapted, lambda base: Quantised(base.in_features, base.out_features)):
+        model: Any = make_model()
+        attention = model.base_model.layers[1].self_attn
+        attention.v_proj = kind(attention.v_proj)
+        assert find_decoder(model, join=join) is None
 
 
 def test_a_model_with_a_hook_has_none() -> None:
