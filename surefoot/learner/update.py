@@ -188,6 +188,7 @@ class Learner:
                 logp_BT,
                 entropy_BT,
                 old_BT,
+                batch.sampled_logp_BT[rows].to(logp_BT),
                 ref_BT,
                 signal.advantage_BT[rows].to(device),
                 (batch.mask_BT & signal.present_B[:, None])[rows].to(device),

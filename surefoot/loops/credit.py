@@ -1,7 +1,7 @@
 """From records to advantages: the row's values applied in order, by the functions of objective/.
 
 Owns who is present, what a truncated completion counts as, and the dispatch from `truncated`,
-`shaping`, `kl`, `baseline`, `scale` and `credit` to their functions.
+`shaping`, `kl`, `baseline`, `scale`, `credit` and `whiten` to their functions.
 Refuses to own the mathematics, the log-probabilities (`learner`) and the loss.
 """
 
@@ -19,6 +19,7 @@ from surefoot.learner.loss import trains_everything
 from surefoot.learner.update import Facts, Signal
 from surefoot.loops.keep import raw_scores, unscorable
 from surefoot.methods import Method, is_group_relative, min_group
+from surefoot.objective import batch as batches
 from surefoot.objective import credit as tokens
 from surefoot.objective import group as groups
 from surefoot.objective import kl, shaping
@@ -39,6 +40,16 @@ class Standing:
     """In baselines, numerators and denominators."""
     dropped_P: Tensor
     """Groups left out whole: unscorable, or too few valid scores."""
+
+
+@dataclass(frozen=True)
+class Ground:
+    """What a baseline or a scale may read, [P, G]."""
+
+    reward_PG: Tensor
+    valid_PG: Tensor
+    length_PG: Tensor
+    """Trained tokens."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +111,12 @@ def assign(row: Method, batch: Batch, standing: Standing, facts: Facts) -> Credi
         trained_kl[f"kl/reward_sequence_{row.kl.estimator}_sequence"] = _mean(kl_B, present_B)
         shaped_B = shaping.subtract_kl(shaped_PG.reshape(-1), kl_B, coef=row.kl.coef)
         shaped_PG = torch.where(present_PG, shaped_B.reshape(shape), 0.0)
-    center: Any = row.baseline
-    advantage_PG = BASELINES[row.baseline.kind](center, shaped_PG, present_PG)
-    advantage_PG = SCALES[row.scale.kind](row.scale, advantage_PG, shaped_PG, present_PG)
+    length_PG = mask_BT.sum(1).reshape(shape)
+    ground = Ground(shaped_PG, present_PG, length_PG)
+    advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
+    advantage_PG = SCALES[row.scale.kind](row.scale, advantage_PG, ground)
+    if row.whiten.kind == "sequence":
+        advantage_PG = _whiten_sequences(row.whiten, advantage_PG, present_PG)
     if row.credit.kind == "broadcast":
         advantage_BT = tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
     else:
@@ -115,6 +129,8 @@ def assign(row: Method, batch: Batch, standing: Standing, facts: Facts) -> Credi
         )
         gamma = float(row.credit.gamma)  # type: ignore[union-attr]
         advantage_BT = tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=gamma)
+    if row.whiten.kind == "token":
+        advantage_BT = _whiten_tokens(row.whiten, advantage_BT, mask_BT)
     dead_P = groups.dead_groups(shaped_PG, valid_PG=present_PG)
     if is_group_relative(row):
         dead_B = dead_P[:, None].expand(shape).reshape(-1)
@@ -127,7 +143,7 @@ def assign(row: Method, batch: Batch, standing: Standing, facts: Facts) -> Credi
         dead_P & ~standing.dropped_P,
         shaped_PG,
         (advantage_BT.sum(1) / length_B).reshape(shape),
-        bool((BASELINES[row.baseline.kind](center, standing.reward_PG, present_PG) != 0).any()),
+        _has_signal(row, Ground(standing.reward_PG, present_PG, length_PG)),
         trained_kl,
     )
 
@@ -160,23 +176,70 @@ def _overlong(shape: Any, length_PG: Tensor, max_new_tokens: int) -> Tensor:
     return float(shape.weight) * penalty_B.reshape(length_PG.shape)
 
 
-def _group_std(scale: Any, advantage_PG: Tensor, reward_PG: Tensor, valid_PG: Tensor) -> Tensor:
+def _has_signal(row: Method, ground: Ground) -> bool:
+    """Whether the rewards alone tell completions apart: equal ones leave nothing to whiten."""
+    advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
+    present = advantage_PG[ground.valid_PG]
+    if row.whiten.kind != "none" and row.whiten.center and present.numel():
+        present = present - present[0]
+    return bool((present != 0).any())
+
+
+def _whiten_tokens(whiten: Any, advantage_BT: Tensor, mask_BT: Tensor) -> Tensor:
+    return batches.whiten_tokens(
+        advantage_BT, mask_BT=mask_BT, center=whiten.center, ddof=whiten.ddof, eps=whiten.eps
+    ).value
+
+
+def _whiten_sequences(whiten: Any, advantage_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    white = batches.whiten_sequences(
+        advantage_PG.reshape(-1),
+        present_B=valid_PG.reshape(-1),
+        center=whiten.center,
+        ddof=whiten.ddof,
+        eps=whiten.eps,
+    )
+    return white.value.reshape(advantage_PG.shape)
+
+
+def _length_weighted(baseline: Any, ground: Ground) -> Tensor:
+    return groups.length_weighted(ground.reward_PG, ground.length_PG, valid_PG=ground.valid_PG)[0]
+
+
+def _group_std(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
     return groups.scale_by_group_std(
-        advantage_PG, reward_PG, valid_PG=valid_PG, ddof=scale.ddof, eps=scale.eps
+        advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG, ddof=scale.ddof, eps=scale.eps
+    )
+
+
+def _group_mean(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
+    return groups.scale_by_group_mean(
+        advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG, eps=scale.eps
+    )
+
+
+def _batch_std(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
+    measured_PG = ground.reward_PG if scale.of == "rewards" else advantage_PG
+    return batches.scale_by_batch_std(
+        advantage_PG, measured_PG, valid_PG=ground.valid_PG, ddof=scale.ddof, eps=scale.eps
     )
 
 
 SHAPINGS: Mapping[str, Callable[[Any, Tensor, int], Tensor]] = {"overlong": _overlong}
-BASELINES: Mapping[str, Callable[[Any, Tensor, Tensor], Tensor]] = {
-    "none": lambda _, reward, valid: groups.no_baseline(reward, valid_PG=valid),
-    "batch": lambda _, reward, valid: groups.batch_mean(reward, valid_PG=valid),
-    "group": lambda _, reward, valid: groups.group_mean(reward, valid_PG=valid),
-    "leave_one_out": lambda baseline, reward, valid: groups.leave_one_out(
-        reward, valid_PG=valid, center=baseline.center
+BASELINES: Mapping[str, Callable[[Any, Ground], Tensor]] = {
+    "none": lambda _, ground: groups.no_baseline(ground.reward_PG, valid_PG=ground.valid_PG),
+    "batch": lambda _, ground: groups.batch_mean(ground.reward_PG, valid_PG=ground.valid_PG),
+    "group": lambda _, ground: groups.group_mean(ground.reward_PG, valid_PG=ground.valid_PG),
+    "leave_one_out": lambda baseline, ground: groups.leave_one_out(
+        ground.reward_PG, valid_PG=ground.valid_PG, center=baseline.center
     ),
+    "length_weighted": _length_weighted,
 }
-SCALES: Mapping[str, Callable[[Any, Tensor, Tensor, Tensor], Tensor]] = {
-    "none": lambda _, advantage, reward, valid: advantage,
+SCALES: Mapping[str, Callable[[Any, Tensor, Ground], Tensor]] = {
+    "none": lambda _, advantage_PG, ground: advantage_PG,
     "group_std": _group_std,
+    "group_mean": _group_mean,
+    "batch_std": _batch_std,
 }
 CREDITS: frozenset[str] = frozenset({"broadcast", "reward_to_go"})
+WHITENS: frozenset[str] = frozenset({"none", "token", "sequence"})

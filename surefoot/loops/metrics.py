@@ -119,6 +119,14 @@ def _ratios(sums: Mapping[str, float], count: float) -> Metrics:
         out["clip_ratio/high_mean"] = high
         out["clip_ratio/region_mean"] = low + high
         out["clip_ratio/cap_mean"] = cap
+    for name, said in (
+        ("gate_dropped", "gate/dropped_mean"),
+        ("correction", "correction/mean"),
+        ("correction_dropped", "correction/dropped_mean"),
+        ("stale", "stale/dropped_mean"),
+    ):
+        if name in sums:
+            out[said] = sums[name] / count
     return out
 
 

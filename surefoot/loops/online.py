@@ -17,6 +17,7 @@ from surefoot.learner.batch import Batch, Plan, make_batch
 from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
+from surefoot.loops.control import adapts, next_coef, with_coef
 from surefoot.loops.credit import Credit, Standing, assign, needs_facts, stand
 from surefoot.loops.evaluate import Evaluated, evaluate
 from surefoot.loops.keep import Gathered, gather, unscorable_reason
@@ -66,6 +67,8 @@ class OnlineLoop:
         self.desk = desk
         self.progress = progress
         self.stopper = stopper
+        self.row = parts.row
+        """The row with the KL coefficient of the current step."""
         self.saved = progress.step if desk.directory.has_checkpoint() else -1
         self.failed_saves = 0
 
@@ -117,7 +120,8 @@ class OnlineLoop:
 
     def _take(self, step: int) -> Taken:
         """One step as data. Interruptions may come until the update begins, not later."""
-        parts, row = self.parts, self.parts.row
+        parts = self.parts
+        row = self.row = self.learner.row = with_coef(parts.row, self.progress.kl_coef)
         began = time.perf_counter()
         parts.engine.load(parts.loaded.model, version=step - 1)
         synced = time.perf_counter()
@@ -165,7 +169,10 @@ class OnlineLoop:
                     f"step {step}: redone with {self.progress.budget} tokens per micro-batch",
                 )
         out.update(names.credit_metrics(standing, credit))
-        out.update(names.update_metrics(batch, standing, facts, report, self.parts.row))
+        out.update(names.update_metrics(batch, standing, facts, report, self.row))
+        if adapts(self.row):
+            out["kl/coef"] = self.row.kl.coef
+            self.progress.kl_coef = next_coef(self.row, batch, standing, facts, report)
         self._count_signal(out, found=credit.signal_found)
         self._count_nonfinite(step, batch, report)
         return credit
@@ -173,7 +180,7 @@ class OnlineLoop:
     def _score_and_update(
         self, step: int, batch: Batch, standing: Standing, out: names.Metrics
     ) -> tuple[Facts, Credit, UpdateReport]:
-        row, learner = self.parts.row, self.learner
+        row, learner = self.row, self.learner
         began = time.perf_counter()
         early = needs_facts(row)
         facts = Facts()
@@ -196,7 +203,7 @@ class OnlineLoop:
     def _late_facts(self, step: int, batch: Batch, plan: Plan) -> Facts:
         """Old log-probabilities if weights change within the step; the reference if a term or a
         measurement reads it."""
-        row = self.parts.row
+        row = self.row
         old = not self.learner.single_step
         in_loss = row.kl.place == "loss" and row.kl.coef != 0
         facts = Facts()

@@ -7,16 +7,36 @@ Refuses to own functions and reading.
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from surefoot.methods.signal import (
     KL,
+    BatchStd,
     GroupMean,
+    GroupMeanScale,
     GroupStd,
     Informative,
     LeaveOneOut,
+    LengthWeighted,
+    NoScale,
     Overlong,
 )
 from surefoot.methods.types import Method, Row
-from surefoot.methods.update import Clip, Ratio, SequenceMean, SequenceSum, TokenMean
+from surefoot.methods.update import (
+    Clip,
+    Constant,
+    Divergence,
+    Ratio,
+    RewardToGo,
+    SequenceMean,
+    SequenceSum,
+    SequenceWhiten,
+    Sigmoid,
+    TokenMean,
+    TokenWhiten,
+    Weight,
+)
 
 REINFORCE = Method(
     name="reinforce",
@@ -59,4 +79,101 @@ DAPO = Method(
 )
 """GRPO with clip-higher, dynamic sampling, overlong shaping, token mean (arXiv 2503.14476)."""
 
-ROWS: tuple[Row, ...] = (REINFORCE, RLOO, GRPO, DAPO)
+RLOO_MEDIAN = replace(RLOO, name="rloo_median", baseline=LeaveOneOut("median"))
+"""RLOO against the median of the others, which a lone outlier does not move."""
+
+OPO = Method(name="opo", baseline=LengthWeighted(), reduce=SequenceSum())
+"""The baseline of least variance under equal gradient norms per token (arXiv 2505.23585)."""
+
+REINFORCE_PP = Method(
+    name="reinforce_pp",
+    kl=KL("reward_token", estimator="k1", coef=0.01),
+    credit=RewardToGo(),
+    whiten=TokenWhiten(),
+    ratio=Ratio("token"),
+    gate=Clip(),
+    reduce=SequenceMean(),
+)
+"""KL per token in the return, whitened over the step (arXiv 2501.03262v9 Eq. 4-5).
+
+No history: mean and deviation are of the current step. The paper leaves beta open.
+"""
+
+REINFORCE_PP_BASELINE = Method(
+    name="reinforce_pp_baseline",
+    kl=KL("loss", estimator="k2", coef=0.01),
+    baseline=GroupMean(),
+    whiten=SequenceWhiten(),
+    ratio=Ratio("token"),
+    gate=Clip(),
+    reduce=SequenceMean(),
+)
+"""Group mean, then whitened over the step; k2 in the loss (arXiv 2501.03262v9 Eq. 6-8).
+
+Each completion counts once: counted by tokens, the step's mean would leak into dead groups.
+"""
+
+_GROUP = Method(name="group", baseline=GroupMean(), ratio=Ratio("token"), gate=Clip())
+
+DR_GRPO = replace(_GROUP, name="dr_grpo", reduce=Constant())
+"""GRPO without the std and without a divisor by length (arXiv 2503.20783)."""
+
+LITE_PPO = replace(_GROUP, name="lite_ppo", scale=BatchStd())
+"""Group mean, the step's std, token mean (arXiv 2508.08221)."""
+
+MAXRL = replace(_GROUP, name="maxrl", scale=GroupMeanScale())
+"""Divided by the group's mean reward: rare successes weigh most (arXiv 2602.02710)."""
+
+_SCORED = replace(_GROUP, scale=GroupStd())
+
+GSPO = replace(
+    _SCORED,
+    name="gspo",
+    ratio=Ratio("sequence"),
+    gate=Clip(low=3e-4, high=4e-4),
+    reduce=SequenceMean(),
+)
+"""One ratio per completion, the geometric mean of its tokens' (arXiv 2507.18071)."""
+
+GSPO_TOKEN = replace(GSPO, name="gspo_token", ratio=Ratio("sequence_token"))
+"""The same ratio, with an advantage for each token (arXiv 2507.18071 Eq. 14)."""
+
+CISPO = replace(_SCORED, name="cispo", gate=Weight())
+"""A bounded, constant weight instead of a clip (arXiv 2506.13585; bound 5: arXiv 2510.13786)."""
+
+SAPO = replace(_SCORED, name="sapo", gate=Sigmoid(), reduce=SequenceMean())
+"""A gate that fades instead of cutting (arXiv 2511.20347)."""
+
+GMPO = replace(
+    _SCORED,
+    name="gmpo",
+    ratio=Ratio("geometric"),
+    gate=Clip(low=1 - math.exp(-0.4), high=math.exp(0.4) - 1),
+    reduce=SequenceMean(),
+)
+"""The geometric mean of clipped ratios; the paper's +-0.4 is in log r (arXiv 2507.20673)."""
+
+DPPO = replace(
+    _SCORED, name="dppo", scale=NoScale(), ratio=Ratio("token", to="sampler"), gate=Divergence()
+)
+"""Probabilities, not ratios, decide how far is too far (arXiv 2602.04879)."""
+
+ROWS: tuple[Row, ...] = (
+    REINFORCE,
+    REINFORCE_PP,
+    REINFORCE_PP_BASELINE,
+    RLOO,
+    RLOO_MEDIAN,
+    OPO,
+    GRPO,
+    DR_GRPO,
+    LITE_PPO,
+    MAXRL,
+    DAPO,
+    GSPO,
+    GSPO_TOKEN,
+    CISPO,
+    SAPO,
+    GMPO,
+    DPPO,
+)

@@ -196,6 +196,31 @@ def _check_loss(row: Method) -> None:
         "its own advantage; set ratio.level to sequence_token, or credit to broadcast",
     )
     need(
+        level != "geometric" or row.gate.kind == "clip",
+        "gate",
+        f"ratio.level geometric is one mean of clipped ratios, which gate {row.gate.kind} does not "
+        "give; set gate to clip",
+    )
+    plain = not isinstance(row.gate, u.Clip) or (row.gate.dual is None and row.gate.cap is None)
+    need(
+        level != "geometric" or plain,
+        "gate",
+        "dual and cap bound single ratios, which ratio.level geometric does not have; leave them "
+        "out",
+    )
+    need(
+        row.gate.kind != "divergence" or level == "token",
+        "ratio.level",
+        f"gate divergence compares probabilities of single tokens, not level {level}; set "
+        "ratio.level to token",
+    )
+    need(
+        row.whiten.kind != "sequence" or row.credit.kind == "broadcast",
+        "whiten",
+        f"sequence counts a completion once, but credit {row.credit.kind} gives each token its own "
+        "advantage; set whiten to token, or credit to broadcast",
+    )
+    need(
         row.ratio.to == "old" or row.correction.kind == "none",
         "correction",
         "ratio.to sampler already holds old over sampled; set correction to none",

@@ -58,3 +58,18 @@ def reward_to_go(reward_BT: Tensor, *, mask_BT: Tensor, gamma: float) -> Tensor:
     if not backwards:
         return torch.zeros_like(reward_BT)
     return torch.stack(backwards[::-1], dim=1).to(reward_BT.dtype)
+
+
+def step_credit(reward_BS: Tensor, end_BS: Tensor, *, step_BS: Tensor, mask_BT: Tensor) -> Tensor:
+    """Give a token the rewards of all steps that end at it or after it (arXiv:2402.03300 4.1.3).
+
+    `end` counts valid tokens from 0: a step that ends at token e pays tokens 0 to e.
+    Shapes: reward_BS (normalised already), end_BS (int64), step_BS (bool: the step exists),
+    mask_BT (bool) -> advantage_BT in the dtype of reward_BS; 0 where masked.
+    """
+    check_shapes(BS=(reward_BS, end_BS, step_BS), BT=(mask_BT,))
+    check_mask(step_BS, mask_BT)
+    place_BT = mask_BT.cumsum(1) - 1
+    paid_BTS = step_BS[:, None] & (end_BS[:, None] >= place_BT[:, :, None])
+    reward_BTS = torch.where(paid_BTS, reward_BS[:, None], 0.0)
+    return torch.where(mask_BT, reward_BTS.sum(2), 0.0)

@@ -93,6 +93,54 @@ def leave_one_out(
     return torch.where(group.live_PG, advantage_PG, 0.0)
 
 
+def length_weighted(
+    reward_PG: Tensor, length_PG: Tensor, *, valid_PG: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Subtract the mean of the group weighed by length: b = sum(n r) / sum(n) (arXiv:2505.23585).
+
+    Dead groups: exactly 0. So are groups of empty completions, which have no gradient anyway.
+    Shapes: reward_PG, length_PG (tokens), valid_PG (bool) -> advantage_PG, baseline_P (float64).
+    """
+    check_shapes(PG=(reward_PG, length_PG, valid_PG))
+    group = _group(_checked(reward_PG, valid_PG), valid_PG)
+    low_P, _ = _extremes(reward_PG.double(), valid_PG)
+    weight_PG = torch.where(valid_PG, length_PG.double(), 0.0)
+    total_P = weight_PG.sum(1)
+    above_P = (weight_PG * group.deviation_PG).sum(1) / total_P.clamp(min=1)
+    live_PG = group.live_PG & (total_P > 0)[:, None]
+    advantage_PG = torch.where(live_PG, group.deviation_PG - above_P[:, None], 0.0)
+    return advantage_PG, torch.where(valid_PG.any(1), low_P + above_P, 0.0)
+
+
+def against_greedy(reward_PG: Tensor, greedy_P: Tensor, *, valid_PG: Tensor) -> Tensor:
+    """Subtract the reward of the prompt's greedy completion: A = r - r_greedy (arXiv:2310.10505).
+
+    A prompt whose greedy completion has no reward (NaN) has nothing to compare with: exactly 0.
+    Shapes: reward_PG, greedy_P, valid_PG (bool) -> advantage_PG (float64).
+    """
+    check_shapes(PG=(reward_PG, valid_PG), P=(greedy_P,))
+    reward_PG = _checked(reward_PG, valid_PG)
+    known_PG = valid_PG & torch.isfinite(greedy_P)[:, None]
+    return torch.where(known_PG, reward_PG - greedy_P.double()[:, None], 0.0)
+
+
+def scale_by_group_mean(
+    advantage_PG: Tensor, reward_PG: Tensor, *, valid_PG: Tensor, eps: float
+) -> Tensor:
+    """Divide by the mean reward of the group: A / (mean(r) + eps) (MaxRL, arXiv:2602.02710).
+
+    A group whose mean is not above 0 has no success to learn from: exactly 0.
+    Shapes: advantage_PG, reward_PG, valid_PG (bool) -> advantage_PG (float64).
+    """
+    if eps < 0:
+        raise SurefootError(f"eps is added to a mean and must be >= 0, not {eps}.")
+    check_shapes(PG=(advantage_PG, reward_PG, valid_PG))
+    reward_PG = torch.where(valid_PG, _checked(reward_PG, valid_PG), 0.0)
+    mean_P1 = reward_PG.sum(1, keepdim=True) / valid_PG.sum(1, keepdim=True).clamp(min=1)
+    divisor_P1 = torch.where(mean_P1 > 0, mean_P1 + eps, 1.0)
+    return torch.where(valid_PG & (mean_P1 > 0), advantage_PG.double() / divisor_P1, 0.0)
+
+
 def scale_by_group_std(
     advantage_PG: Tensor, reward_PG: Tensor, *, valid_PG: Tensor, ddof: int, eps: float
 ) -> Tensor:

@@ -93,6 +93,23 @@ def sequence_kl(logp_BT: Tensor, ref_logp_BT: Tensor, *, mask_BT: Tensor) -> Ten
     return _difference(logp_BT, ref_logp_BT, mask_BT).sum(1).to(logp_BT.dtype)
 
 
+def proportional(coef: float, *, kl: float, target: float, horizon: int, count: int) -> float:
+    """Move a coefficient towards a target divergence (arXiv:1909.08593).
+
+    coef (1 + clip(kl / target - 1, -0.2, 0.2) count / horizon), count completions seen in the step.
+    `kl` and `target` in the same unit, nats per sequence in the paper.
+    """
+    error = min(max(kl / target - 1.0, -0.2), 0.2)
+    return coef * (1.0 + error * count / horizon)
+
+
+def doubling(coef: float, *, kl: float, target: float) -> float:
+    """Halve a coefficient below target / 1.5, double it above 1.5 target (arXiv:1707.06347)."""
+    if kl < target / 1.5:
+        return coef / 2.0
+    return coef * 2.0 if kl > 1.5 * target else coef
+
+
 def _difference(logp_BT: Tensor, ref_logp_BT: Tensor, mask_BT: Tensor) -> Tensor:
     """logp - ref_logp in float64; the reference carries no gradient."""
     check_shapes(BT=(logp_BT, ref_logp_BT, mask_BT))

@@ -59,7 +59,7 @@ def reinforce(logp_BT: Tensor, *, advantage_BT: Tensor, mask_BT: Tensor) -> Tens
     """
     check_shapes(BT=(logp_BT, advantage_BT, mask_BT))
     check_mask(mask_BT)
-    advantage_BT = _clean_advantage(advantage_BT, mask_BT, like=logp_BT)
+    advantage_BT = clean_advantage(advantage_BT, mask_BT, like=logp_BT)
     return -advantage_BT * torch.where(mask_BT, logp_BT, 0.0)
 
 
@@ -70,7 +70,7 @@ def unclipped(log_ratio_BT: Tensor, *, advantage_BT: Tensor, mask_BT: Tensor) ->
     """
     check_shapes(BT=(log_ratio_BT, advantage_BT, mask_BT))
     check_mask(mask_BT)
-    advantage_BT = _clean_advantage(advantage_BT, mask_BT, like=log_ratio_BT)
+    advantage_BT = clean_advantage(advantage_BT, mask_BT, like=log_ratio_BT)
     return -advantage_BT * torch.where(mask_BT, log_ratio_BT, 0.0).exp()
 
 
@@ -95,7 +95,7 @@ def clipped(
     check_shapes(BT=(log_ratio_BT, advantage_BT, mask_BT))
     check_mask(mask_BT)
     _check_bounds(low, high, dual, cap)
-    advantage_BT = _clean_advantage(advantage_BT, mask_BT, like=log_ratio_BT)
+    advantage_BT = clean_advantage(advantage_BT, mask_BT, like=log_ratio_BT)
     ratio_BT = torch.where(mask_BT, log_ratio_BT, 0.0).exp()
     # A > 0: the minimum is A min(r, cap, 1 + high). A < 0: it is A max(min(r, cap), clip(r)), that
     # is r held between 1 - low and max(cap, 1 + high), and dual holds it from above once more.
@@ -112,7 +112,8 @@ def clipped(
     return Clipped(-advantage_BT * held_BT, is_low_BT, is_high_BT, is_capped_BT)
 
 
-def _clean_advantage(advantage_BT: Tensor, mask_BT: Tensor, *, like: Tensor) -> Tensor:
+def clean_advantage(advantage_BT: Tensor, mask_BT: Tensor, *, like: Tensor) -> Tensor:
+    """Advantages as constants in the dtype of `like`, 0 where masked."""
     return torch.where(mask_BT, advantage_BT, 0.0).detach().to(like.dtype)
 
 

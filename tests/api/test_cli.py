@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from surefoot.cli import app
+from surefoot.methods import rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -103,7 +104,7 @@ def test_methods_prints_one_plain_line_a_row_when_piped() -> None:
     done = command("methods")
     assert done.returncode == 0
     lines = dict(line.split(": ", 1) for line in done.stdout.splitlines())
-    assert list(lines) == ["reinforce", "rloo", "grpo", "dapo"]
+    assert list(lines) == list(rows())
     assert "gate clip(low 0.2, high 0.28)" in lines["dapo"]
     assert "baseline leave_one_out" in lines["rloo"]
     assert "baseline" not in lines["reinforce"]

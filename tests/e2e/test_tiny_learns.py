@@ -45,7 +45,8 @@ def test_every_row_learns_to_shout(name: str, tiny_model: Path, tmp_path: Path) 
     rewards = [row["reward"] for row in run.metrics if "reward" in row]
     assert len(rewards) == 20
     first, last = sum(rewards[:5]) / 5, sum(rewards[-5:]) / 5
-    assert first < 0.5
+    # A quarter by chance, and some rows learn within the first five steps.
+    assert first < 0.6
     # 160 completions in five steps: chance moves their mean by about 0.02.
     assert last > first + 0.25
 

@@ -8,17 +8,19 @@ import pytest
 import torch
 from support.hand import CAP, group, no_kl
 
-from surefoot.errors import NotBuiltError
 from surefoot.learner.batch import make_batch
 from surefoot.learner.update import Facts
 from surefoot.loops.credit import assign, stand
-from surefoot.methods import GroupStd, Method, check_built, describe, resolve, rows
+from surefoot.methods import GroupStd, Method, describe, rows
 from surefoot.records import Group, ScoreStatus
 
-SCALED = [
-    name for name, row in rows().items() if isinstance(row, Method) and row.scale.kind != "none"
+SCALED = [name for name, row in rows().items() if row.scale.kind == "group_std"]  # type: ignore[union-attr]
+WHITENED = {"reinforce_pp": "token", "reinforce_pp_baseline": "sequence"}
+PLAIN = [
+    name
+    for name, row in rows().items()
+    if row.scale.kind == "none" and name not in WHITENED  # type: ignore[union-attr]
 ]
-PLAIN = [name for name in rows() if name not in SCALED]
 
 
 def advantages(method: Method, *groups: Group) -> list[list[float]]:
@@ -85,12 +87,44 @@ def test_rows_without_scale_follow_the_rewards(name: str) -> None:
     assert torch.allclose(ten, 10 * one, rtol=1e-12)
 
 
+def test_the_spread_of_the_step_by_hand() -> None:
+    """lite_ppo: 2, 0 and 1, 1 around their group means, over the deviation of 2, 0, 1, 1."""
+    one, other = group([2.0, 0.0]), group([1.0, 1.0], index=1)
+    std = math.sqrt(2 / 3)
+    top = 1 / (std + 1e-4)
+    method = no_kl("lite_ppo", group_size=2)
+    assert advantages(method, one, other) == [pytest.approx([top, -top]), [0.0, 0.0]]
+    # Of the centered rewards 1, -1, 0, 0 it is the same sum of squares.
+    centered = no_kl("lite_ppo", group_size=2, scale={"of": "centered"})
+    assert advantages(centered, one, other)[0] == pytest.approx([top, -top])
+
+
+def test_the_mean_of_the_group_by_hand() -> None:
+    """maxrl: one success of four is worth 3, of two 1; nothing is learned from none."""
+    groups = [
+        group(scores, index=i) for i, scores in enumerate(([1, 0, 0, 0], [1, 1, 0, 0], [0] * 4))
+    ]
+    found = advantages(no_kl("maxrl", group_size=4, scale={"eps": 0.0}), *groups)
+    assert found == [[3, -1, -1, -1], [1, 1, -1, -1], [0, 0, 0, 0]]
+
+
 @pytest.mark.parametrize("name", rows())
-def test_no_row_whitens_unless_it_says_so(name: str) -> None:
+def test_a_row_whitens_only_if_it_says_so(name: str) -> None:
     row = rows()[name]
-    assert isinstance(row, Method) and row.whiten.kind == "none"
-    for weight in ("token", "sequence"):
-        whitened = resolve({"name": name, "whiten": weight})
-        assert isinstance(whitened, Method) and whitened.whiten.kind == weight
-        with pytest.raises(NotBuiltError, match=rf"method\.whiten: {weight} is not built"):
-            check_built(whitened)
+    assert isinstance(row, Method) and row.whiten.kind == WHITENED.get(name, "none")
+
+
+@pytest.mark.parametrize("name", WHITENED)
+def test_whitening_by_hand(name: str) -> None:
+    # 3, 1, 1, -1 in completions of equal length: mean 1, and 8 / 4 for the population.
+    four = group([3.0, 1.0, 1.0, -1.0], lengths=[3, 3, 3, 3])
+    found = advantages(no_kl(name, group_size=4), four)
+    assert found[0] == pytest.approx([math.sqrt(2), 0, 0, -math.sqrt(2)])
+
+
+def test_whitening_over_the_step_moves_no_dead_group_of_a_group_relative_row() -> None:
+    """With lengths that differ, the step's mean is not 0; equal rewards stay at 0 all the same."""
+    for weight in ("sequence", "token"):
+        method = no_kl("reinforce_pp_baseline", group_size=2, whiten=weight)
+        found = advantages(method, group([1.0, 1.0]), group([1.0, 0.0], index=1))
+        assert found[0] == [0.0, 0.0] and found[1][0] > 0 > found[1][1]

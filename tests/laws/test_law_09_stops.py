@@ -80,7 +80,14 @@ def test_the_end_token_has_gradient_and_nothing_follows_it() -> None:
     logp = torch.full(batch.mask_BT.shape, -1.0, dtype=torch.float64, requires_grad=True)
     weight = torch.where(batch.mask_BT, 1.0, 0.0).double()
     inputs = LossInputs(
-        logp, logp.detach(), logp.detach(), None, torch.ones_like(logp), batch.mask_BT, weight
+        logp,
+        logp.detach(),
+        logp.detach(),
+        logp.detach(),
+        None,
+        torch.ones_like(logp),
+        batch.mask_BT,
+        weight,
     )
     microbatch_loss(inputs, rows()["rloo"]).loss.backward()
     assert logp.grad is not None
@@ -143,7 +150,11 @@ def test_the_gradient_of_a_step_is_that_of_the_sampled_tokens_and_their_ends(nam
 
     At unchanged weights the gradient of a ratio is that of the log-probability.
     """
-    row = with_fields(rows()[name], {"reduce": "token_mean", "kl": {"coef": 0.0}})
+    changes: dict[str, object] = {"reduce": "token_mean", "kl": {"coef": 0.0}}
+    if rows()[name].ratio.to == "sampler":  # type: ignore[union-attr]
+        # The sampled log-probabilities here are made up; the ratio to the trainer's own is 1.
+        changes["ratio"] = {"to": "old"}
+    row = with_fields(rows()[name], changes)
     advantages = [0.7, -1.1, 0.9, 0.4]
     learner = make_learner(make_model(), row, temperature=1.0)  # type: ignore[arg-type]
     out = update(learner, ended_batch(), torch.tensor(advantages))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.learner import loss
-from surefoot.loops import credit
+from surefoot.loops import control, credit
 from surefoot.methods import BUILT, FAMILIES, Method, check_built, rows
 from surefoot.objective import kl, reduce
 
@@ -19,7 +19,10 @@ from surefoot.objective import kl, reduce
         ("credit", set(credit.CREDITS)),
         ("gate", set(loss.GATES)),
         ("ratio", set(loss.RATIOS)),
-        ("terms", set(loss.TERMS)),
+        ("terms", {*loss.TERMS, "stale_mask"}),
+        ("correction", {"none", *loss.CORRECTIONS}),
+        ("whiten", set(credit.WHITENS)),
+        ("kl.controller", {"fixed", *control.CONTROLLERS}),
         ("reduce", set(reduce.KINDS)),
         ("kl.estimator", set(kl.ESTIMATORS)),
     ],

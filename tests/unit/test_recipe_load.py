@@ -519,7 +519,7 @@ def test_the_source_is_not_changed() -> None:
         ({"data": {"source": "addition", "from_step": 3}}, "data.0.from_step"),
         ({"data": {"source": "addition", "keep_solve_rate": [0.1, 0.9]}}, "keep_solve_rate"),
         ({"reward": {"use": "numeric", "price": 0.1}}, "reward.0.price"),
-        ({"method": {"name": "grpo", "whiten": "token"}}, "method.whiten"),
+        ({"method": {"name": "reinforce", "baseline": "history"}}, "method.baseline"),
         ({"method": {"name": "dpo", "type": "preference"}, "run": {}}, "preference"),
     ],
 )

@@ -27,12 +27,8 @@ TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "loss", "advanta
 OWED: Mapping[str, str] = {
     kind: owner
     for owner, kinds in {
-        "critic-free methods": "remax opo maxrl maxrl_success_weights gdpo lite_ppo"
-        " batch_normalized reinforce_pp reinforce_pp_baseline moving_average process_supervision"
-        " gspo gspo_token cispo sapo gmpo dppo_tv dppo_kl tis icepop geometric_mask decoupled_ppo"
-        " opsm theory_effective_prompt_weight theory_moving_average_task_shift",
         "value methods": "gae td monte_carlo length_adaptive_lambda decoupled_gae"
-        " positive_lm_loss whiten value_loss explained_variance adaptive_kl adaptive_kl_ppo",
+        " positive_lm_loss whiten value_loss explained_variance",
         "preference training": "dpo_sigmoid dpo_cdpo dpo_robust dpo_hinge dpo_ipo dpo_ipo_avg"
         " dpo_length_normalized dpo_bco_pair dpo_apo_zero dpo_nca_pair dpo_metrics simpo orpo kto"
         " kto_z0 reward_model_bradley_terry reward_model_ranking reward_model_normalize",
@@ -66,7 +62,7 @@ def poisoned(inputs: Mapping[str, Any], poison: float) -> dict[str, Any]:
     mask = inputs["mask"]
     changed = dict(inputs)
     for key in TOKEN_INPUTS:
-        if isinstance(inputs.get(key), list):
+        if isinstance(inputs.get(key), list) and isinstance(inputs[key][0], list):
             changed[key] = [
                 [x if ok else poison for x, ok in zip(row, oks, strict=True)]
                 for row, oks in zip(inputs[key], mask, strict=True)

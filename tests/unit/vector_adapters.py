@@ -7,13 +7,14 @@ the package could compute.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from vector_tools import MODES, NAN, Make, cut, losses, mask_of, weights
+from vector_critic_free import CRITIC_FREE
+from vector_tools import MODES, NAN, Adapter, Make, cut, losses, mask_of, weights
 
 from surefoot.objective import (
     credit,
@@ -26,8 +27,6 @@ from surefoot.objective import (
     selection,
     shaping,
 )
-
-Adapter = Callable[..., dict[str, Any]]
 
 
 def group_normalized(make: Make, *, rewards: Any, ddof: int, eps: float) -> dict[str, Any]:
@@ -371,4 +370,5 @@ ADAPTERS: Mapping[str, Adapter] = {
     "theory_lone_failure": theory_lone_failure,
     "theory_aggregation_length_weights": theory_aggregation_length_weights,
     "theory_kl_gaussian": theory_kl_gaussian,
+    **CRITIC_FREE,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from surefoot.objective import reduce
 
+Adapter = Callable[..., dict[str, Any]]
 NAN = float("nan")
 
 MODES = {
