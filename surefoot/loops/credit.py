@@ -177,8 +177,12 @@ def _overlong(shape: Any, length_PG: Tensor, max_new_tokens: int) -> Tensor:
 
 
 def _has_signal(row: Method, ground: Ground) -> bool:
-    """Whether the rewards alone tell completions apart: equal ones leave nothing to whiten."""
+    """Whether the rewards alone give a completion an advantage, whitening included.
+
+    A scale may leave none (rewards below 0 under `group_mean`), and so does centering equal ones.
+    """
     advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
+    advantage_PG = SCALES[row.scale.kind](row.scale, advantage_PG, ground)
     present = advantage_PG[ground.valid_PG]
     if row.whiten.kind != "none" and row.whiten.center and present.numel():
         present = present - present[0]
