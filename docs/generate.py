@@ -75,7 +75,7 @@ def _word(value: Any) -> str:
         return f"{kind}({inside})" if inside else str(kind)
     if isinstance(value, list):
         return " + ".join(_word(item) for item in value)
-    return str(value)
+    return f"{value:.4g}" if isinstance(value, float) and len(str(value)) > 8 else str(value)
 
 
 PARTS: Mapping[str, Callable[[], str]] = {

@@ -209,6 +209,8 @@ def _word(value: Any) -> str:
         return " + ".join(_word(item) for item in value) or "none"
     if isinstance(value, bool):
         return "yes" if value else "no"
+    if isinstance(value, float) and len(str(value)) > 8:
+        return f"{value:.4g}"
     return "none" if value is None else str(value)
 
 

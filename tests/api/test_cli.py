@@ -107,6 +107,7 @@ def test_methods_prints_one_plain_line_a_row_when_piped() -> None:
     assert list(lines) == list(rows())
     assert "gate clip(low 0.2, high 0.28)" in lines["dapo"]
     assert "baseline leave_one_out" in lines["rloo"]
+    assert "gate clip(low 0.3297, high 0.4918)" in lines["gmpo"]
     assert "baseline" not in lines["reinforce"]
 
 
