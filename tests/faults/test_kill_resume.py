@@ -88,6 +88,25 @@ def test_kill_nine_within_given_steps(
     assert "resumed" in kinds
 
 
+def test_an_adaptive_coefficient_goes_on_where_it_was(tiny_model: Path, tmp_path: Path) -> None:
+    """The target is never reached, so every step halves the coefficient."""
+    kl = {"coef": 0.5, "controller": {"kind": "doubling", "target": 1000.0}}
+    method = {"name": "grpo", "kl": kl}
+    whole = make_recipe(tmp_path / "whole", tiny_model, method=method, run__steps=5)
+    assert train(whole).returncode == 0
+    recipe = make_recipe(tmp_path / "killed", tiny_model, method=method, run__steps=5)
+    run = tmp_path / "killed" / "run"
+    child = start(recipe)
+    wait_for_step(run, 3, child)
+    kill(child)
+    child.communicate(timeout=60)
+    done = train(recipe)
+    assert done.returncode == 0, done.stderr
+    assert_same_run(run, tmp_path / "whole" / "run")
+    rows = [json.loads(line) for line in rows_of(run, "metrics.jsonl")]
+    assert [row["kl/coef"] for row in rows if "kl/coef" in row] == [0.5 / 2**n for n in range(5)]
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", METHODS)
 def test_kill_nine_at_random_moments(
