@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from vector_critic_free import CRITIC_FREE
+from vector_gates import GATES
+from vector_signal import SIGNAL
 from vector_tools import MODES, NAN, Adapter, Make, cut, losses, mask_of, weights
 
 from surefoot.objective import (
@@ -370,5 +371,6 @@ ADAPTERS: Mapping[str, Adapter] = {
     "theory_lone_failure": theory_lone_failure,
     "theory_aggregation_length_weights": theory_aggregation_length_weights,
     "theory_kl_gaussian": theory_kl_gaussian,
-    **CRITIC_FREE,
+    **SIGNAL,
+    **GATES,
 }
