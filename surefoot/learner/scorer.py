@@ -20,6 +20,7 @@ from transformers.cache_utils import Cache, DynamicLayer
 from surefoot.learner.attention import use_short_attention
 from surefoot.learner.head import find_head, token_logp
 from surefoot.learner.layouts import Microbatch, Shape
+from surefoot.learner.norms import use_norm_before_product
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,7 @@ class Scorer(nn.Module):
     ) -> None:
         super().__init__()
         use_short_attention(model)
+        use_norm_before_product(model)
         self.model = model
         self.compute = compute
         self.temperature = temperature

@@ -13,23 +13,50 @@ import sys
 import torch
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
+_MADV_HUGEPAGE = 14
+_HUGE_PAGE = 2 << 20
+_HEAP_SHARE = 0.75
+"""Of physical memory: as much as a training process may well use."""
 
 
-def tune_allocator() -> bool:
-    """Let glibc keep freed blocks instead of returning each large one to the kernel.
+def tune_allocator(*, huge_pages: bool = True) -> bool:
+    """Let glibc keep freed blocks, and ask for huge pages for the heap that it grows from.
 
     A training step on CPU allocates the same large tensors over and over; mapping and zeroing
     their pages anew costs a good part of a step (bench/results/step_vs_trl.txt shows it on TRL's).
-    True if done.
+    Reading all weights for a token misses the address cache at nearly every small page
+    (bench/results/allocator.txt).
+    True if the blocks are kept; huge pages are a hint that the kernel may refuse.
     """
     if not sys.platform.startswith("linux"):
         return False
     try:
-        mallopt = ctypes.CDLL(None).mallopt
+        libc = ctypes.CDLL(None)
+        mallopt = libc.mallopt
     except (OSError, AttributeError):
         return False
-    kept = mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    return bool(kept and mallopt(_M_TOP_PAD, 64 << 20))
+    # A threshold of -1 never gives the top of the heap back.
+    kept = mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1)
+    kept = bool(kept and mallopt(_M_TOP_PAD, 64 << 20))
+    if kept and huge_pages:
+        _ask_for_huge_pages(libc, int(_HEAP_SHARE * total_memory()))
+    return kept
+
+
+def _ask_for_huge_pages(libc: ctypes.CDLL, size: int) -> None:
+    """Grow the heap by `size` bytes of address space, none of it touched, and mark them.
+
+    The block is freed at once, so that later ones are cut from it.
+    """
+    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+    libc.free.restype, libc.free.argtypes = None, [ctypes.c_void_p]
+    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    block = libc.malloc(size)
+    if block is None:
+        return  # A limit on address space; the heap grows as it did.
+    start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
+    libc.madvise(start, (block + size - start) // _HUGE_PAGE * _HUGE_PAGE, _MADV_HUGEPAGE)
+    libc.free(block)
 
 
 def deterministic() -> None:

@@ -27,26 +27,47 @@ from surefoot.rollout.cache import cache_argument, new_cache
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` whose blocks are written out here."""
 _TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4, torch.float64: 1e-4}
+_PACKED_FOR = 32
+"""Rows that the packed order is chosen for; it holds for any number of rows."""
 _CHECKED_IDS = ((3, 1, 4, 1, 5), (9, 2, 6, 5, 3))
 
 
 class _Linears:
     """Linear layers with the same input; their outputs side by side.
 
-    Joined, they are one product: the layers' weights become views of one matrix.
+    Packed, they are one product over a copy in the kernel's own order of the weights: for a few
+    rows, bringing plain weights into that order took longer than the product. Joined, they are one
+    product and the layers' weights become views of one matrix. Else they are multiplied apart.
     """
 
-    def __init__(self, layers: Sequence[nn.Module], *, join: bool) -> None:
+    def __init__(self, layers: Sequence[nn.Module], *, join: bool, pack: bool) -> None:
         # An adapter or a quantised layer is of another class.
         if any(type(layer) is not nn.Linear for layer in layers):
             raise TypeError(f"not plain linear layers: {layers}")
-        same_bias = len({layer.bias is None for layer in layers}) == 1
-        if join and same_bias and len(layers) > 1:
+        self.layers: list[Any] = list(layers)
+        alike = len({layer.bias is None for layer in self.layers}) == 1
+        self.pack = pack and alike
+        self.packed: tuple[Tensor, Tensor | None] | None = None
+        if join and alike and len(layers) > 1 and not self.pack:
             self.parts = [(_joined(layers, "weight"), _joined(layers, "bias"))]
         else:
-            self.parts = [(layer.weight, layer.bias) for layer in layers]
+            self.parts = [(layer.weight, layer.bias) for layer in self.layers]
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Pack the weights as they are now."""
+        if not self.pack:
+            return
+        weights = [layer.weight.detach() for layer in self.layers]
+        biases = [layer.bias.detach() for layer in self.layers if layer.bias is not None]
+        whole = weights[0] if len(weights) == 1 else torch.cat(weights)
+        packed = torch.ops.mkldnn._reorder_linear_weight(whole, _PACKED_FOR)
+        self.packed = (packed, torch.cat(biases) if biases else None)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, *self.packed, "none", [], "")
+            return out
         if len(self.parts) == 1:
             return F.linear(x, *self.parts[0])
         return torch.cat([F.linear(x, weight, bias) for weight, bias in self.parts], -1)
@@ -61,6 +82,13 @@ def _joined(layers: Sequence[nn.Module], name: str) -> Any:
     for tensor, view in zip(tensors, views, strict=True):
         tensor.data = view
     return whole
+
+
+def _packs(model: PreTrainedModel) -> bool:
+    """Whether oneDNN has a packed product for this model's weights here."""
+    known = hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    fits = model.device.type == "cpu" and model.dtype is torch.bfloat16
+    return bool(fits and known and torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 class _Norm:
@@ -89,16 +117,29 @@ class _Block:
 
 
 class TokenDecoder:
-    """The blocks of a model with weights shared with it: later weights need no new decoder."""
+    """The blocks of a model; after a change of its weights, `refresh`."""
 
-    def __init__(self, model: PreTrainedModel, *, join: bool) -> None:
+    def __init__(self, model: PreTrainedModel, *, join: bool, pack: bool) -> None:
         self.base: Any = model.base_model
         config = model.config
         self.heads = config.num_attention_heads
         self.shared = config.num_key_value_heads
         self.size = _head_size(config)
-        self.blocks = [_block(layer, join=join) for layer in self.base.layers]
+        self.blocks = [_block(layer, join=join, pack=pack) for layer in self.base.layers]
         self.norm = _Norm(self.base.norm)
+        self.head = _Linears([model.get_output_embeddings()], join=False, pack=pack)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Follow the model's weights where the decoder keeps a packed copy of them."""
+        for block in self.blocks:
+            for linears in (block.queries_keys_values, block.output, block.gate_up, block.down):
+                linears.refresh()
+        self.head.refresh()
+
+    def logits(self, hidden_BH: Tensor) -> Tensor:
+        """What the model's output layer makes of hidden states, [B, V]."""
+        return self.head(hidden_BH)
 
     def step(
         self, ids_B: Tensor, positions_B: Tensor, cache: Cache, visible_BC: Tensor | None
@@ -140,24 +181,27 @@ class TokenDecoder:
 def find_decoder(model: PreTrainedModel, *, join: bool) -> TokenDecoder | None:
     """A decoder for this model, or None if it is not of the shape or does not agree with it.
 
-    `join` lets weights be joined, which replaces their storage: only for a model that the caller
-    owns alone.
+    `join` lets weights be joined where they are not packed, which replaces their storage: only for
+    a model that the caller owns alone.
     """
     if not _is_of_the_family(model):
         return None
-    try:
-        decoder = TokenDecoder(model, join=join)
-        agrees = _agrees(decoder, model)
-    except (AttributeError, RuntimeError, TypeError, ValueError):
-        return None
-    return decoder if agrees else None
+    for pack in (True, False) if _packs(model) else (False,):
+        try:
+            decoder = TokenDecoder(model, join=join, pack=pack)
+            agrees = _agrees(decoder, model)
+        except (AttributeError, RuntimeError, TypeError, ValueError):
+            continue
+        if agrees:
+            return decoder
+    return None
 
 
 def _is_of_the_family(model: PreTrainedModel) -> bool:
     config = model.config
     kinds = getattr(config, "layer_types", None)
     windowed = set(kinds) != {"full_attention"} if kinds else bool(_window(config))
-    hooked = any(module._forward_hooks for module in model.base_model.modules())
+    hooked = any(module._forward_hooks for module in model.modules())
     return config.model_type in FAMILIES and not windowed and not hooked
 
 
@@ -170,21 +214,21 @@ def _head_size(config: Any) -> int:
     return int(size)
 
 
-def _block(layer: Any, *, join: bool) -> _Block:
+def _block(layer: Any, *, join: bool, pack: bool) -> _Block:
     attention, mlp = layer.self_attn, layer.mlp
     norms = [getattr(attention, name, None) for name in ("q_norm", "k_norm")]
     query_norm, key_norm = (None if norm is None else _Norm(norm) for norm in norms)
     return _Block(
         _Norm(layer.input_layernorm),
-        _Linears([attention.q_proj, attention.k_proj, attention.v_proj], join=join),
+        _Linears([attention.q_proj, attention.k_proj, attention.v_proj], join=join, pack=pack),
         query_norm,
         key_norm,
         float(attention.scaling),
-        _Linears([attention.o_proj], join=join),
+        _Linears([attention.o_proj], join=join, pack=pack),
         _Norm(layer.post_attention_layernorm),
-        _Linears([mlp.gate_proj, mlp.up_proj], join=join),
+        _Linears([mlp.gate_proj, mlp.up_proj], join=join, pack=pack),
         mlp.act_fn,
-        _Linears([mlp.down_proj], join=join),
+        _Linears([mlp.down_proj], join=join, pack=pack),
     )
 
 
@@ -204,13 +248,18 @@ def _agrees(decoder: TokenDecoder, model: PreTrainedModel) -> bool:
             cache_argument(model): cache,
         }
         hidden: Tensor = model.base_model(**inputs, use_cache=True).last_hidden_state
-        return hidden[:, -1].double()
+        return hidden[:, -1]
 
     layers, last = model.config.num_hidden_layers, ids.shape[1] - 1
     theirs, ours = new_cache(layers), new_cache(layers)
     read(slice(0, last), theirs)
     want = read(slice(last, last + 1), theirs)
     read(slice(0, last), ours)
-    got = decoder.step(ids[:, last], positions[:, last], ours, visible.bool()).double()
-    apart = float((got - want).norm() / want.norm())
-    return apart <= _TOLERANCE[model.dtype]
+    got = decoder.step(ids[:, last], positions[:, last], ours, visible.bool())
+    output: Any = model.get_output_embeddings()
+    pairs = ((got, want), (decoder.logits(want), output(want)))
+    apart = [
+        float((mine.double() - right.double()).norm() / right.double().norm())
+        for mine, right in pairs
+    ]
+    return max(apart) <= _TOLERANCE[model.dtype]

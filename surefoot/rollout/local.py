@@ -84,11 +84,12 @@ class LocalEngine:
     def load(self, model: PreTrainedModel, *, version: int) -> None:
         """Take over the policy's weights, rounded to the engine's precision."""
         self.version = version
-        if not self._own_copy:
-            return
-        with torch.no_grad():
-            for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-                mine.copy_(theirs)
+        if self._own_copy:
+            with torch.no_grad():
+                for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
+                    mine.copy_(theirs)
+        if self.decoder is not None:
+            self.decoder.refresh()
 
     @torch.inference_mode()
     def sample(
@@ -144,8 +145,8 @@ class LocalEngine:
         self, state: _State, prompts: Sequence[Prompt], purpose: str, *, greedy: bool
     ) -> None:
         """Append one token to every live row."""
-        logits = self.model.get_output_embeddings()(state.hidden_BH)
-        logits = _finish_logits(self.model, logits)
+        head = self.model.get_output_embeddings() if self.decoder is None else self.decoder.logits
+        logits = _finish_logits(self.model, head(state.hidden_BH))
         early = [len(row.ids) < self.settings.min_new_tokens for row in state.rows]
         sampled = tempered(logits, self.settings, blocked=self._blocked(early, logits))
         if any(early) and not all(early):

@@ -100,6 +100,22 @@ def test_joined_weights_are_still_the_models(name: str) -> None:
     assert apart(decoder, model, padded=True) < 1e-5
 
 
+@pytest.mark.parametrize("name", SHAPED)
+def test_packed_weights_give_what_plain_ones_give(name: str) -> None:
+    """In bfloat16, against plain products of the same numbers: apart by its rounding alone."""
+    model = model_of(name).to(torch.bfloat16)
+    packed = needed(find_decoder(model, join=False))
+    assert packed.head.packed is not None
+    plain = TokenDecoder(model, join=False, pack=False)
+    hidden = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
+    for mine, theirs in zip(packed.blocks, plain.blocks, strict=True):
+        for part in ("queries_keys_values", "gate_up"):
+            got, want = getattr(mine, part)(hidden), getattr(theirs, part)(hidden)
+            assert torch.allclose(got.double(), want.double(), rtol=2**-6, atol=2**-6)
+    got, want = packed.logits(hidden), plain.logits(hidden)
+    assert torch.allclose(got.double(), want.double(), rtol=2**-6, atol=2**-6)
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_have_none(name: str) -> None:
     assert find_decoder(make_model(OTHERS[name]), join=False) is None
@@ -183,10 +199,13 @@ def test_the_engine_decodes_with_it_and_leaves_the_policy_alone(dtype: torch.dty
         ]
 
 
-def test_new_weights_reach_it() -> None:
-    """A policy that changed, and an engine that keeps a copy in another precision."""
-    model = make_model(seed=1)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_new_weights_reach_it(dtype: torch.dtype) -> None:
+    """A policy that changed, and an engine with a copy in another precision, or with the policy's
+    own weights; both keep packed ones."""
+    model = make_model(seed=1, dtype=dtype)
     tool = engine(model, torch.bfloat16)
+    assert tool.decoder is not None and tool.decoder.head.packed is not None
     with torch.no_grad():
         for parameter, new in zip(model.parameters(), make_model(seed=2).parameters(), strict=True):
             parameter.copy_(new)
