@@ -124,7 +124,8 @@ def our_update(
     """
     from surefoot.learner.batch import make_batch
     from surefoot.learner.update import Facts
-    from surefoot.loops.credit import assign, stand
+    from surefoot.loops.credit import assign
+    from surefoot.loops.standing import stand
     from surefoot.records import Score, ScoreStatus
 
     scored = [
@@ -133,7 +134,7 @@ def our_update(
     ]
     batch = make_batch(scored)
     limit = parts.recipe.rollout.max_new_tokens
-    standing = stand(parts.row, batch, max_new_tokens=limit)
+    standing = stand(parts.row, batch, max_new_tokens=limit, weights={"random": 1.0})
     credit = assign(parts.row, batch, standing, Facts())
     plan = learner.plan(batch, credit.forwarded_B, step=step)
     facts = Facts()

@@ -1,4 +1,4 @@
-"""Fill the generated parts of the pages from the code: method rows and recipe keys.
+"""Fill the generated parts of the pages from the code and the fact files beside this one.
 
     python docs/generate.py            rewrite the pages
     python docs/generate.py --check    exit 1 if one of them is not current
@@ -9,7 +9,9 @@ A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 from __future__ import annotations
 
 import re
+import runpy
 import sys
+import textwrap
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,126 @@ from surefoot.methods.built import BUILT
 from surefoot.recipe.schema import SECTIONS, DataSource, RewardPart, Section
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ("README.md", "docs/methods.md", "docs/recipes.md")
+DOCS = Path(__file__).resolve().parent
+PAGES = (
+    "README.md",
+    "docs/methods.md",
+    "docs/recipes.md",
+    "docs/differences.md",
+    "docs/field_bugs.md",
+)
+
+
+def _facts(name: str) -> dict[str, Any]:
+    return runpy.run_path(str(DOCS / f"{name}_facts.py"))
 
 
 def method_table() -> str:
     lines = ["| method | what differs from the default of its type |", "|---|---|"]
     for name, row in rows().items():
         lines.append(f"| `{name}` | {_words(describe(row))} |")
+    return "\n".join(lines)
+
+
+def row_sections() -> str:
+    """One section a row: formula, when, what fails, where the values come from, claims."""
+    facts, claims = _facts("method")["FACTS"], _facts("claim")["CLAIMS"]
+    return "\n\n".join(_row_section(name, facts[name], claims) for name in rows())
+
+
+def _row_section(name: str, facts: Any, claims: Mapping[str, Any]) -> str:
+    parts = [
+        f"### {name}",
+        f"{facts.paper}.",
+        _wrapped(facts.formula, "    "),
+        _wrapped(f"*Take it:* {facts.when}"),
+        _wrapped(f"*Known failure:* {facts.failure}"),
+    ]
+    if facts.notes:
+        parts.append("\n".join(_wrapped(note, "* ", "  ") for note in facts.notes))
+    if facts.claims:
+        told = [claims[key] for key in facts.claims]
+        lines = [f'Claim: "{c.text}". **{_capital(c.verdict)}.** {c.answer}' for c in told]
+        parts.append("\n".join(_wrapped(line, "* ", "  ") for line in lines))
+    table = ["| value | of | source |", "|---|---|---|"]
+    table += [
+        f"| `{_word(fact.value)}` | `{key}` | {fact.source} |" for key, fact in facts.fields.items()
+    ]
+    parts.append("\n".join(table))
+    return "\n\n".join(parts)
+
+
+def _wrapped(text: str, first: str = "", rest: str | None = None) -> str:
+    return textwrap.fill(
+        text,
+        width=105,
+        initial_indent=first,
+        subsequent_indent=first if rest is None else rest,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _capital(text: str) -> str:
+    return text[0].upper() + text[1:]
+
+
+def claim_table() -> str:
+    """Every claim, and the rows that it is told with."""
+    facts, claims = _facts("method")["FACTS"], _facts("claim")["CLAIMS"]
+    lines = ["| claim | verdict | answer | rows |", "|---|---|---|---|"]
+    for key, claim in claims.items():
+        names = ", ".join(f"`{name}`" for name in rows() if key in facts[name].claims)
+        lines.append(f"| {claim.text} | {claim.verdict} | {claim.answer} | {names} |")
+    return "\n".join(lines)
+
+
+def agreement_table() -> str:
+    lines = ["| what | in TRL | here | remark |", "|---|---|---|---|"]
+    for found in _facts("trl")["AGREEMENTS"]:
+        remarks = [found.note] if found.note else []
+        if found.one_micro:
+            remarks.append("only in one micro-batch")
+        if found.on_policy:
+            remarks.append("the gradient at one optimizer step per generation")
+        trainer = {"grpo": "GRPO", "rloo": "RLOO", "gmpo": "experimental GMPO"}[found.trainer]
+        settings = ", ".join(f"`{key}={value}`" for key, value in found.trl.items())
+        changes = ", ".join(f"`{key}: {_recipe(value)}`" for key, value in found.ours.items())
+        row = f"`{found.row}`" + (f" with {changes}" if changes else "")
+        lines.append(
+            f"| {found.name} | {trainer} {settings}".rstrip() + f" | {row} | {'; '.join(remarks)} |"
+        )
+    return "\n".join(lines)
+
+
+def difference_table() -> str:
+    facts = _facts("trl")
+    lines = ["| subject | TRL | here | example | TRL | here |", "|---|---|---|---|---|---|"]
+    for d in facts["DIFFERENCES"]:
+        lines.append(
+            f"| {d.subject} | {d.trl} | {d.ours} | {d.example} | {d.theirs:g} | {d.ours_value:g} |"
+        )
+    lines += ["", "In TRL and not here:", ""]
+    lines += [f"* {name}: {what}." for name, what in facts["ABSENT"]]
+    return "\n".join(lines)
+
+
+def _recipe(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {_recipe(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(_recipe(item) for item in value) + "]"
+    return str(value)
+
+
+def bug_table() -> str:
+    """Every reported fault with the tests that hold it off, or the feature that owes them."""
+    lines = ["| reported | the fault | held off by |", "|---|---|---|"]
+    for bug in _facts("bug")["BUGS"]:
+        names = [f"`{test}`" for test in bug.tests]
+        if bug.owed:
+            names.append(f"owed by {bug.owed}")
+        lines.append(f"| {bug.reports} | {bug.fault} | {', '.join(names)} |")
     return "\n".join(lines)
 
 
@@ -82,6 +197,11 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "methods": method_table,
     "built": built_table,
     "keys": key_tables,
+    "rows": row_sections,
+    "claims": claim_table,
+    "agreements": agreement_table,
+    "differences": difference_table,
+    "bugs": bug_table,
 }
 
 

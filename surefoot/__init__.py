@@ -10,7 +10,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from surefoot.loops.callbacks import STOP, Callback
     from surefoot.loops.entry import train
+    from surefoot.loops.runs import Run
+    from surefoot.methods import Method
     from surefoot.recipe import Recipe
     from surefoot.records import Completion, Group, Prompt, Score
     from surefoot.reward import reward_function
@@ -19,6 +22,10 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "train": "surefoot.loops.entry",
+    "Run": "surefoot.loops.runs",
+    "Callback": "surefoot.loops.callbacks",
+    "STOP": "surefoot.loops.callbacks",
+    "Method": "surefoot.methods",
     "reward_function": "surefoot.reward",
     "Recipe": "surefoot.recipe",
     "Completion": "surefoot.records",
@@ -28,10 +35,14 @@ _HOMES = {
 }
 
 __all__ = [
+    "STOP",
+    "Callback",
     "Completion",
     "Group",
+    "Method",
     "Prompt",
     "Recipe",
+    "Run",
     "Score",
     "__version__",
     "reward_function",

@@ -102,11 +102,17 @@ class Score:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """All completions of one draw of one prompt, and their scores once they are known."""
+    """All completions of one draw of one prompt, and their scores once they are known.
+
+    `greedy` is one more, most likely completion of the prompt, where a baseline reads its score;
+    it is never trained on.
+    """
 
     prompt: Prompt
     completions: tuple[Completion, ...]
     scores: tuple[Score, ...] | None = None
+    greedy: Completion | None = None
+    greedy_score: Score | None = None
 
     def __post_init__(self) -> None:
         assert self.completions, f"prompt {self.prompt.id} has no completions"

@@ -8,15 +8,20 @@ from surefoot.data.build import SOURCES, Data, build
 from surefoot.data.prompts import PromptEncoder
 from surefoot.data.report import DataReport, SourceReport
 from surefoot.data.rows import Quarantined
-from surefoot.data.stream import Stream
+from surefoot.data.schedule import Span
+from surefoot.data.stream import Lane, Stream
+from surefoot.data.window import LOOK_AGAIN_AFTER
 
 __all__ = [
+    "LOOK_AGAIN_AFTER",
     "SOURCES",
     "Data",
     "DataReport",
+    "Lane",
     "PromptEncoder",
     "Quarantined",
     "SourceReport",
+    "Span",
     "Stream",
     "build",
 ]

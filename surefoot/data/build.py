@@ -7,13 +7,13 @@ Refuses to own each of these; they have their own modules.
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from surefoot.data import addition, jsonl, objects, reasoning_gym
+from surefoot.data import addition, arrow, hub, jsonl, objects, reasoning_gym, schedule
+from surefoot.data.files import resolved
 from surefoot.data.filters import (
     Limit,
     count_duplicates,
@@ -26,8 +26,9 @@ from surefoot.data.options import COMMON_OPTIONS, nearest, read_options
 from surefoot.data.prompts import Encoded, PromptEncoder, check_system, encode_row
 from surefoot.data.report import DataReport, SourceReport
 from surefoot.data.rows import BadRow, Row, Sieve, canonical
+from surefoot.data.schedule import Span
 from surefoot.data.source import Request, Source, refuse_unread
-from surefoot.data.stream import Stream
+from surefoot.data.stream import Lane, Stream
 from surefoot.errors import DataError, NotBuiltError, RecipeError
 from surefoot.records import Prompt
 
@@ -37,11 +38,12 @@ if TYPE_CHECKING:
 SOURCES: Mapping[str, Source] = {
     module.SOURCE.name: module.SOURCE for module in (addition, reasoning_gym, objects)
 }
-_NOT_BUILT_SUFFIXES = (".parquet", ".arrow")
 _CODE_SUFFIXES = (".pkl", ".pickle", ".pt", ".pth", ".bin", ".npy", ".npz")
 _OTHER_SUFFIXES = (".csv", ".tsv", ".txt", ".xlsx", ".yaml", ".yml", ".zip")
-_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
-_BUILT = "Built are .jsonl and .json files (also .gz) and the sources "
+_READ = (
+    "Read are .jsonl, .json (also .gz), .parquet and .arrow files, directories and ids of the "
+    "datasets library, and the sources "
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +61,7 @@ class _Part:
     """One source, read and split: what is trained on before the overlap is known, and the eval."""
 
     label: str
-    weight: float
+    spec: DataSource
     train: list[Encoded]
     tested: list[Encoded]
     sieve: Sieve
@@ -67,6 +69,7 @@ class _Part:
     gold_rejected: int
     too_long: int
     duplicates: int
+    revision: str | None
 
 
 def build(
@@ -75,32 +78,33 @@ def build(
     *,
     base_dir: Path | None = None,
     rows: Iterable[Mapping[str, Any]] | None = None,
+    eval_rows: Iterable[Mapping[str, Any]] | None = None,
 ) -> Data:
     """Read, check, encode and split everything that `recipe.data` names.
 
     `base_dir` is where relative paths start (the recipe file's directory). `rows` are the Python
-    rows of a source called `rows`. RecipeError for a key, DataError for a row or file,
-    NotBuiltError for what this version cannot read yet. Deterministic: the same recipe, files and
-    encoder give the same data; `run.seed` changes the order of the stream and nothing else.
+    rows of a source called `rows`; `eval_rows` are those of a second one, with role eval.
+    RecipeError for a key, DataError for a row or file, NotBuiltError for what this version cannot
+    read yet. Deterministic: the same recipe, files and encoder give the same data; `run.seed`
+    changes the order of the stream and nothing else.
     """
     check_system(recipe.model.system, encoder)
     specs = tuple(recipe.data)
     keys = [_key(specs, index) for index in range(len(specs))]
-    sources = [_source_of(spec, key=key) for spec, key in zip(specs, keys, strict=True)]
-    if rows is not None and [source.name for source in sources].count(objects.SOURCE.name) != 1:
-        raise RecipeError(
-            "rows were passed as data, so the recipe must name the source 'rows' exactly once, and "
-            "no other source reads them. Set data: {source: rows}, or pass no data."
-        )
+    schedule.check(specs, keys, steps=recipe.run.steps)
+    sources = [_source_of(spec, base_dir, key=key) for spec, key in zip(specs, keys, strict=True)]
+    given = objects.assign(specs, rows, eval_rows)
     parts = [
         _load(
-            Request(key, spec, _options(spec, source, key), spec.eval_size or 0, base_dir, rows),
+            Request(key, spec, _options(spec, source, key), spec.eval_size or 0, base_dir, passed),
             source,
             label=label,
             recipe=recipe,
             encoder=encoder,
         )
-        for spec, source, key, label in zip(specs, sources, keys, _labels(specs), strict=True)
+        for spec, source, key, label, passed in zip(
+            specs, sources, keys, _labels(specs), given, strict=True
+        )
     ]
     tested = {row.fingerprint for part in parts for row in part.tested}
     trains = [remove_overlap(part.train, tested, source=part.label) for part in parts]
@@ -108,17 +112,21 @@ def build(
         raise RecipeError(
             "data has no source with rows to train on. Add one with role: train (the default)."
         )
-    prompts = [[row.prompt for row in train] for train in trains if train]
+    lanes = [
+        Lane([row.prompt for row in train], spec.weight, Span.of(spec), spec.keep_solve_rate)
+        for spec, train in zip(specs, trains, strict=True)
+        if train
+    ]
     eval_prompts = tuple(
         replace(row.prompt, position=position)
         for position, row in enumerate(row for part in parts for row in part.tested)
     )
-    digest = _digest([*prompts, eval_prompts])
-    weights = [part.weight for part, train in zip(parts, trains, strict=True) if train]
-    stream = Stream(prompts, weights=weights, seed=recipe.run.seed, hash=digest)
+    digest = _digest([*(lane.rows for lane in lanes), eval_prompts])
+    stream = Stream(lanes, seed=recipe.run.seed, hash=digest)
     report = DataReport(
         sources=tuple(
-            _counted(part, len(train)) for part, train in zip(parts, trains, strict=True)
+            _counted(part, len(train), recipe.run.steps)
+            for part, train in zip(parts, trains, strict=True)
         ),
         quarantine=tuple(row for part in parts for row in part.sieve.listed),
     )
@@ -129,17 +137,19 @@ def _key(specs: Sequence[DataSource], index: int) -> str:
     return "data" if len(specs) == 1 else f"data[{index}]"
 
 
-def _source_of(spec: DataSource, *, key: str) -> Source:
-    """The registered source or file reader for `spec.source`."""
+def _source_of(spec: DataSource, base_dir: Path | None, *, key: str) -> Source:
+    """The registered source or reader for `spec.source`."""
     name = spec.source
     if name in SOURCES:
         return SOURCES[name]
     lower = name.lower()
-    known = f"{_BUILT}{', '.join(SOURCES)}."
+    known = f"{_READ}{', '.join(SOURCES)}."
     if lower.endswith(jsonl.SUFFIXES):
         return jsonl.SOURCE
-    if lower.endswith(_NOT_BUILT_SUFFIXES):
-        raise NotBuiltError(f"{key}.source: {name}: this format cannot be read yet. {known}")
+    if lower.endswith(arrow.SUFFIXES):
+        return arrow.SOURCE
+    if resolved(name, base_dir).is_dir():
+        return hub.SOURCE
     if lower.endswith(_CODE_SUFFIXES):
         raise DataError(
             f"{key}.source: {name}: files of this kind can carry code and are never read. Convert "
@@ -147,27 +157,17 @@ def _source_of(spec: DataSource, *, key: str) -> Source:
         )
     if lower.endswith(_OTHER_SUFFIXES):
         raise DataError(f"{key}.source: {name}: this format is not read. Write JSON lines. {known}")
-    if _HUB_ID.fullmatch(name):
-        raise NotBuiltError(
-            f"{key}.source: {name} looks like a dataset of the Hugging Face hub, and those cannot "
-            f"be read yet. {known}"
-        )
+    if hub.HUB_ID.fullmatch(name):
+        return hub.SOURCE
     raise RecipeError(f"{key}.source: unknown source {name!r}{nearest(name, SOURCES)} {known}")
 
 
 def _refuse_not_built(spec: DataSource, *, key: str) -> None:
-    later = {
-        "from_step": spec.from_step,
-        "until_step": spec.until_step,
-        "keep_solve_rate": spec.keep_solve_rate,
-        "max_tokens": spec.max_tokens,
-    }
-    for name, value in later.items():
-        if value is not None and value != 0:
-            raise NotBuiltError(
-                f"{key}.{name}: {value} is not built yet; built is that a source takes part in "
-                "every step with all its rows. Remove the key."
-            )
+    if spec.max_tokens is not None:
+        raise NotBuiltError(
+            f"{key}.max_tokens: {spec.max_tokens} is not built yet; for prompts set "
+            f"{key}.max_prompt_tokens. Remove the key."
+        )
 
 
 def _options(spec: DataSource, source: Source, key: str) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def _load(
     encoded = sum(map(len, groups))
     return _Part(
         label=label,
-        weight=spec.weight,
+        spec=spec,
         train=train,
         tested=tested,
         sieve=sieve,
@@ -231,6 +231,7 @@ def _load(
         gold_rejected=loaded.gold_rejected,
         too_long=encoded - len(train) - len(tested),
         duplicates=count_duplicates(train + tested),
+        revision=loaded.revision,
     )
 
 
@@ -256,7 +257,7 @@ def _first(sieve: Sieve) -> str:
     return f"{row.where}: {row.reason}"
 
 
-def _counted(part: _Part, trained: int) -> SourceReport:
+def _counted(part: _Part, trained: int, steps: int | None) -> SourceReport:
     listed = part.sieve.listed
     kept = len(part.train) + len(part.tested)
     return SourceReport(
@@ -273,6 +274,8 @@ def _counted(part: _Part, trained: int) -> SourceReport:
         eval=len(part.tested),
         limit=part.limit.tokens,
         limit_reason=part.limit.reason,
+        drawn=Span.of(part.spec).describe(steps),
+        revision=part.revision,
     )
 
 

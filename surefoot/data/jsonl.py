@@ -13,10 +13,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
+from surefoot.data.files import locate
 from surefoot.data.options import Option
-from surefoot.data.rows import BadRow, ColumnMap, Sieve, parse_rows
-from surefoot.data.source import Loaded, Request, Source
-from surefoot.errors import DataError, RecipeError
+from surefoot.data.rows import BadRow, Sieve
+from surefoot.data.source import ROW_OPTIONS, Loaded, Request, Source, checked_rows
+from surefoot.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 _SKIP = 1 << 16
@@ -24,35 +25,12 @@ _SKIP = 1 << 16
 
 def load(request: Request, sieve: Sieve) -> Loaded:
     """The file's rows, checked; no split of its own."""
-    spec = request.spec
-    if spec.task is not None and "task" in spec.columns:
-        raise RecipeError(
-            f"{request.key}.task and {request.key}.columns.task both label the rows. Keep one."
-        )
-    path = locate(spec.source, request.base_dir, key=request.key)
+    path = locate(request.spec.source, request.base_dir, key=request.key)
     items = read_items(path, max_line_bytes=request.options["max_line_bytes"])
-    columns = ColumnMap.of(spec.columns, key=request.key)
-    rows = parse_rows(items, columns, sieve, task=spec.task)
+    rows = checked_rows(request, items, sieve)
     if sieve.seen == 0:
         raise DataError(f"{path} is empty: it has no rows. Write one JSON object a line.")
     return Loaded(rows, None)
-
-
-def locate(source: str, base_dir: Path | None, *, key: str) -> Path:
-    """The file that `source` names, from the recipe's directory if there is one, else from here."""
-    path = Path(source).expanduser()
-    if not path.is_absolute() and base_dir is not None:
-        path = base_dir / path
-    if path.is_file():
-        return path
-    if path.is_dir():
-        raise DataError(f"{key}.source: {path} is a directory. Name one file in it.")
-    beside = sorted(p.name for p in path.parent.glob("*") if p.name.endswith(SUFFIXES))
-    there = f" Files there: {', '.join(beside[:5])}." if beside else ""
-    raise DataError(
-        f"{key}.source: there is no file {path}.{there} A relative path starts at the recipe's "
-        "directory, or at the working directory without a recipe file."
-    )
 
 
 def read_items(path: Path, *, max_line_bytes: int) -> Iterator[tuple[str, object]]:
@@ -151,7 +129,7 @@ def _no_twins(pairs: list[tuple[str, Any]]) -> Mapping[str, Any]:
 SOURCE = Source(
     name="jsonl",
     splits=False,
-    options={"max_line_bytes": Option(int, 1 << 20, at_least=1)},
+    options={**ROW_OPTIONS, "max_line_bytes": Option(int, 1 << 20, at_least=1)},
     reads=frozenset({"columns"}),
     load=load,
 )

@@ -19,12 +19,13 @@ _WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option: its type, its default (None: no value), its smallest value, and if it must be."""
+    """One option: its type, its default (None: no value), the values allowed, if it must be."""
 
     kind: type
     default: Any = None
     at_least: float | None = None
     required: bool = False
+    one_of: tuple[str, ...] = ()
 
 
 # Every source has these, beside its own.
@@ -46,7 +47,7 @@ def read_options(
 ) -> dict[str, Any]:
     """Every option of `schema` with its given or default value; `key` prefixes names in messages.
 
-    Raises RecipeError for an unknown name, a missing required one, a wrong type, a value too small.
+    Raises RecipeError for an unknown name, a missing required one, a wrong type or value.
     """
     for name in given:
         if name not in schema:
@@ -79,4 +80,6 @@ def _checked(value: Any, option: Option, key: str) -> Any:
         raise RecipeError(f"{key} is {value!r}, but it must be {expected}.")
     if option.at_least is not None and value < option.at_least:
         raise RecipeError(f"{key} is {value}, but it must be at least {option.at_least}.")
+    if option.one_of and value not in option.one_of:
+        raise RecipeError(f"{key} is {value!r}, but it must be one of: {', '.join(option.one_of)}.")
     return value

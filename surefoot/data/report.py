@@ -31,7 +31,8 @@ class SourceReport:
 
     rows = quarantined + gold_rejected + too_long + overlap + train + eval. `control_tokens` are the
     quarantined rows with a control token; `surrogates` counts strings mended; `duplicates` counts
-    rows that ask what an earlier one asks, and that stay.
+    rows that ask what an earlier one asks, and that stay. `drawn` says at which steps the source
+    takes part (empty: all); `revision` is the commit of a hub's rows.
     """
 
     source: str
@@ -47,10 +48,16 @@ class SourceReport:
     eval: int
     limit: int
     limit_reason: str
+    drawn: str
+    revision: str | None
 
     def lines(self) -> list[str]:
         """One line of what was kept, and one for each thing that was not."""
         lines = [f"{self.source}: {self.rows} rows, {self.train} to train on, {self.eval} for eval"]
+        if self.revision:
+            lines.append(f"  revision {self.revision}")
+        if self.drawn:
+            lines.append(f"  {self.drawn}")
         if self.too_long:
             share = self.too_long / self.rows
             loud = ". That is a large share: check the limit" if share > _LOUD_SHARE else ""

@@ -7,6 +7,8 @@ Refuses to own files, tokens and lengths.
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import hashlib
 import json
 import math
@@ -15,6 +17,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from surefoot.data.answers import FORMATS
 from surefoot.data.options import nearest
 from surefoot.errors import DataError, RecipeError
 
@@ -32,6 +37,7 @@ _KINDS = {
 }
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
+_ABSENT = object()
 # What other datasets call the prompt; suggested, never assumed.
 _PROMPT_NAMES = ("question", "problem", "messages", "query", "instruction", "input")
 # A reward gets these three by other means, so they never travel as columns.
@@ -107,12 +113,16 @@ def _share_above(lost: int, sieve: Sieve) -> str:
 
 @dataclass(frozen=True, slots=True)
 class ColumnMap:
-    """Which column plays which part. `renamed` maps a new column name to the one in the data."""
+    """Which column plays which part. `renamed` maps a new column name to the one in the data.
+
+    A name that is no column may be a path into nested ones, as in reward_model.ground_truth.
+    """
 
     key: str
     prompt: str = "prompt"
     answer: str = "answer"
     answer_required: bool = False
+    answer_format: str | None = None
     task: str = "task"
     task_required: bool = False
     id: str = "id"
@@ -120,7 +130,7 @@ class ColumnMap:
     renamed: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, columns: Mapping[str, str], *, key: str) -> ColumnMap:
+    def of(cls, columns: Mapping[str, str], *, key: str, answer_format: str | None) -> ColumnMap:
         """From a recipe's `columns`; RecipeError if a name in it is not text."""
         for part, name in columns.items():
             if not isinstance(name, str) or not name:
@@ -130,7 +140,8 @@ class ColumnMap:
             key=key,
             prompt=columns.get("prompt", "prompt"),
             answer=columns.get("answer", "answer"),
-            answer_required="answer" in columns,
+            answer_required="answer" in columns or answer_format is not None,
+            answer_format=answer_format,
             task=columns.get("task", "task"),
             task_required="task" in columns,
             id=columns.get("id", "id"),
@@ -140,8 +151,9 @@ class ColumnMap:
 
     def pick(self, raw: Mapping[str, Any], part: str, column: str) -> Any:
         """The value of a column that must be there; BadRow names what is there instead."""
-        if column in raw:
-            return raw[column]
+        value = _lookup(raw, column)
+        if value is not _ABSENT:
+            return value
         present = ", ".join(map(str, raw)) or "none"
         guesses = [name for name in _PROMPT_NAMES if name in raw] if part == "prompt" else []
         hint = f". Did you mean {guesses[0]!r}?" if guesses else nearest(column, map(str, raw))
@@ -189,6 +201,17 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
+def _lookup(raw: Mapping[str, Any], column: str) -> Any:
+    if column in raw:
+        return raw[column]
+    node: Any = raw
+    for name in column.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return _ABSENT
+        node = node[name]
+    return node
+
+
 def row_id(raw: Mapping[str, Any]) -> str:
     """The name of a row that brings none: 16 hex digits of the sha256 of its canonical JSON."""
     return hashlib.sha256(canonical(raw).encode()).hexdigest()[:16]
@@ -197,8 +220,11 @@ def row_id(raw: Mapping[str, Any]) -> str:
 def clean(value: Any, path: str) -> tuple[Any, int]:
     """Plain JSON data with lone surrogates made U+FFFD, and how many strings were mended.
 
+    Numbers and arrays of numpy become Python's; dates, times and decimals become text.
     BadRow for what JSON cannot hold: other types, keys that are not text, NaN and infinity.
     """
+    if isinstance(value, np.generic | np.ndarray):
+        value = value.tolist()
     if isinstance(value, str):
         mended = _LONE_SURROGATE.sub(_REPLACEMENT, value)
         return mended, int(mended != value)
@@ -213,6 +239,10 @@ def clean(value: Any, path: str) -> tuple[Any, int]:
         return [element for element, _ in pairs], sum(count for _, count in pairs)
     if isinstance(value, Mapping):
         return _clean_mapping(value, path)
+    if isinstance(value, datetime.date | datetime.time):
+        return value.isoformat(), 0
+    if isinstance(value, decimal.Decimal):
+        return str(value), 0
     raise BadRow(f"column {path!r} holds {_kind(value)}, which JSON cannot hold")
 
 
@@ -247,6 +277,8 @@ def _read(where: str, raw: object, columns: ColumnMap, task: str | None) -> tupl
         if new in data and new != old:
             raise BadRow(f"column {old!r} cannot be renamed {new!r}: that column exists already")
         extra[new] = columns.pick(data, new, old)
+    if columns.answer_format is not None and "answer" in extra and columns.answer == "answer":
+        extra["answer"] = answer
     row = Row(where, name, prompt, answer, "default" if task is None else task, extra)
     return row, given, mended
 
@@ -271,7 +303,8 @@ def _prompt(value: Any, column: str) -> str | tuple[Message, ...]:
 def _message(message: Any, index: int) -> Message:
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise BadRow(f"message {index} is not an object with 'role' and 'content'")
-    others = message.keys() - {"role", "content"}
+    # Columnar files write null for a key that only other rows have.
+    others = {key for key in message.keys() - {"role", "content"} if message[key] is not None}
     if others:
         raise BadRow(
             f"message {index} has {', '.join(sorted(others))}; messages hold role and content only"
@@ -286,14 +319,20 @@ def _message(message: Any, index: int) -> Message:
 
 def _answer(data: Mapping[str, Any], columns: ColumnMap) -> str | None:
     column = columns.answer
-    if columns.answer_required:
-        columns.pick(data, "answer", column)
-    value = data.get(column)
-    if value is None and not columns.answer_required:
+    required = columns.answer_required
+    value = columns.pick(data, "answer", column) if required else data.get(column)
+    if value is None and not required:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise BadRow(f"answer column {column!r} holds {_kind(value)}, not text or a number")
-    return _text(str(value), f"answer column {column!r}")
+    text = _text(str(value), f"answer column {column!r}")
+    if columns.answer_format is None:
+        return text
+    read, lacking = FORMATS[columns.answer_format]
+    gold = read(text)
+    if gold is None:
+        raise BadRow(f"answer column {column!r} has {lacking}")
+    return gold
 
 
 def _label(value: Any, column: str) -> str:

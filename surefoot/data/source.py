@@ -1,8 +1,8 @@
 """What every source takes and gives: the door between `build` and the sources.
 
 Owns the request (a recipe's source with its options read) and the result (checked rows, and the
-held-out ones where the source splits itself), and the refusal of keys that a source does not read.
-Refuses to own any source.
+held-out ones where the source splits itself), the step from raw rows to checked ones, and the
+refusal of keys that a source does not read. Refuses to own any source.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from surefoot.data.answers import FORMATS
 from surefoot.data.options import Option
-from surefoot.data.rows import Row, Sieve
+from surefoot.data.rows import ColumnMap, Row, Sieve, parse_rows
 from surefoot.errors import RecipeError
 
 if TYPE_CHECKING:
@@ -21,6 +22,16 @@ if TYPE_CHECKING:
 
 # The test set must not move with the run's seed, or runs of one comparison would differ in it.
 SPLIT_SEED = 0
+# What every source of given rows reads, whatever it reads them from.
+ROW_OPTIONS: Mapping[str, Option] = {"answer_format": Option(str, one_of=tuple(FORMATS))}
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """Rows passed from Python, and the name of the argument in messages."""
+
+    name: str
+    rows: Iterable[Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,16 +43,20 @@ class Request:
     options: Mapping[str, Any]
     eval_size: int
     base_dir: Path | None = None
-    objects: Iterable[Mapping[str, Any]] | None = None
+    objects: Objects | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """Rows to train on, and the source's own held-out rows (None: it does not split)."""
+    """Rows to train on, and the source's own held-out rows (None: it does not split).
+
+    `revision` is the commit that a hub's rows are of.
+    """
 
     rows: list[Row]
     held_out: list[Row] | None
     gold_rejected: int = 0
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +79,12 @@ def refuse_unread(source: Source, spec: DataSource, *, key: str) -> None:
     for name, is_set in given.items():
         if is_set and name not in source.reads:
             raise RecipeError(f"{key}.{name}: source {source.name!r} does not read it. Remove it.")
+
+
+def checked_rows(request: Request, items: Iterable[tuple[str, object]], sieve: Sieve) -> list[Row]:
+    """Raw rows with their places, by the request's columns, task and answer format."""
+    spec, key = request.spec, request.key
+    if spec.task is not None and "task" in spec.columns:
+        raise RecipeError(f"{key}.task and {key}.columns.task both label the rows. Keep one.")
+    columns = ColumnMap.of(spec.columns, key=key, answer_format=request.options["answer_format"])
+    return parse_rows(items, columns, sieve, task=spec.task)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.learner import custom
 from surefoot.methods import Method
 from surefoot.objective import correction, gates, kl, policy, terms
 from surefoot.objective.mismatch import Mismatch, mismatch
@@ -124,6 +125,17 @@ def _divergence(inputs: LossInputs, row: Method, log_ratio_BT: Tensor) -> tuple[
     return out.per_token_BT, {"gate_dropped": inputs.mask_BT & ~out.keep_BT}
 
 
+def _use(inputs: LossInputs, row: Method, log_ratio_BT: Tensor) -> tuple[Tensor, Flags]:
+    gate: Any = row.gate
+    return custom.gate(
+        gate,
+        log_ratio_BT,
+        logp_BT=inputs.logp_BT,
+        advantage_BT=inputs.advantage_BT,
+        mask_BT=inputs.mask_BT,
+    ), {}
+
+
 def _clip_flags(low_BT: Tensor, high_BT: Tensor, cap_BT: Tensor | None = None) -> Flags:
     none_BT = torch.zeros_like(low_BT)
     return {
@@ -140,6 +152,7 @@ GATES: Mapping[str, Gate] = {
     "weight": _weight,
     "sigmoid": _sigmoid,
     "divergence": _divergence,
+    "use": _use,
 }
 
 

@@ -1,6 +1,7 @@
 """From a recipe to the working parts of a run.
 
-Owns the order of construction: the grader first (it forks), then model, data, engine, learner.
+Owns the order of construction: the grader first (it forks), then model, data, engine, learner;
+and what comes as Python objects instead of by name (`Outside`).
 Refuses to own any part's inside.
 """
 
@@ -8,19 +9,23 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from surefoot.data import Data, build
-from surefoot.errors import RecipeError
+from surefoot.errors import DataError, RecipeError
+from surefoot.learner import custom
 from surefoot.learner.batch import Packing
 from surefoot.learner.check import LayoutCheck, check_layouts
 from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Learner
+from surefoot.loops.callbacks import Callbacks
 from surefoot.loops.process import deterministic, total_memory
 from surefoot.methods import Method
-from surefoot.models import LoadedModel, load_model
+from surefoot.methods.custom import bind
+from surefoot.models import GivenModel, LoadedModel, load_model
 from surefoot.models.load import DTYPES
 from surefoot.recipe import Recipe
 from surefoot.reward import Grader
@@ -36,10 +41,15 @@ class Parts:
 
     recipe: Recipe
     row: Method
+    """The recipe's, with the functions of its own loaded."""
     loaded: LoadedModel
     data: Data
     engine: Engine
     grader: Grader
+    callbacks: Callbacks = field(default_factory=Callbacks)
+
+
+Rows = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -47,7 +57,9 @@ class Outside:
     """What comes as Python objects instead of by name in the recipe."""
 
     rewards: tuple[Callable[..., Any], ...] = ()
-    rows: Sequence[Mapping[str, Any]] | None = None
+    rows: Rows | None = None
+    eval_rows: Rows | None = None
+    model: GivenModel | None = None
 
     @property
     def sections(self) -> tuple[str, ...]:
@@ -56,19 +68,65 @@ class Outside:
 
 
 def outside(
-    rewards: Iterable[Callable[..., Any]], rows: Iterable[Mapping[str, Any]] | None
+    rewards: Iterable[Callable[..., Any]] = (),
+    data: Iterable[Mapping[str, Any]] | None = None,
+    eval_data: Iterable[Mapping[str, Any]] | None = None,
+    model: GivenModel | None = None,
 ) -> Outside:
-    return Outside(tuple(rewards), None if rows is None else [dict(row) for row in rows])
+    """What was passed to `train`, each iterable read once."""
+    if callable(rewards):
+        raise RecipeError("rewards: is one function; pass a list of them")
+    if eval_data is not None and data is None:
+        raise DataError("eval_data: needs data= beside it; name both in the recipe, or pass both")
+    tested = None if eval_data is None else _rows(eval_data, "eval_data")
+    return Outside(tuple(rewards), None if data is None else _rows(data, "data"), tested, model)
 
 
-def assemble(recipe: Recipe, given: Outside, *, interrupt: Callable[[], None]) -> Parts:
-    """Build the parts that sampling and scoring need; the learner is apart, evaluation has none."""
+def _rows(given: Iterable[Mapping[str, Any]], name: str) -> Rows:
+    if isinstance(given, Mapping):
+        parts = ", ".join(f"{name}['{key}']" for key in list(given)[:3])
+        raise DataError(f"{name}: is one mapping; pass rows, such as one of its parts ({parts})")
+    if isinstance(given, str | bytes) or not isinstance(given, Iterable):
+        raise DataError(
+            f"{name}: is a {type(given).__name__}; pass an iterable of rows, each a mapping of "
+            "column names to values, or name a file in the recipe's data"
+        )
+    found = list(given)
+    for index, row in enumerate(found):
+        if not isinstance(row, Mapping):
+            raise DataError(
+                f"{name}[{index}]: is a {type(row).__name__}, not a mapping of column names"
+            )
+    return [dict(row) for row in found]
+
+
+def assemble(
+    recipe: Recipe,
+    given: Outside,
+    *,
+    interrupt: Callable[[], None],
+    loaded: LoadedModel | None = None,
+    kept: Path | None = None,
+) -> Parts:
+    """Build the parts that sampling and scoring need; the learner is apart, evaluation has none.
+
+    `loaded` is a model that is in memory already; `kept` is where the run keeps one that was
+    passed from Python.
+    """
     assert isinstance(recipe.method, Method)
-    grader = Grader(recipe.reward, base_dir=recipe.base_dir, functions=given.rewards)
+    row = bind(recipe.method, base_dir=recipe.base_dir)
+    custom.probe(row)
+    grader = Grader(
+        recipe.reward,
+        base_dir=recipe.base_dir,
+        functions=given.rewards,
+        max_new_tokens=recipe.rollout.max_new_tokens,
+    )
     try:
         deterministic()
-        loaded = load_model(recipe)
-        data = build(recipe, loaded.template, base_dir=recipe.base_dir, rows=given.rows)
+        if loaded is None:
+            loaded = load_model(recipe, kept=kept)
+        data = _data(recipe, loaded, given)
         engine = LocalEngine(
             loaded.model,
             loaded.template.tokenizer,
@@ -82,7 +140,23 @@ def assemble(recipe: Recipe, given: Outside, *, interrupt: Callable[[], None]) -
     except BaseException:
         grader.close()
         raise
-    return Parts(recipe, recipe.method, loaded, data, engine, grader)
+    return Parts(recipe, row, loaded, data, engine, grader)
+
+
+def _data(recipe: Recipe, loaded: LoadedModel, given: Outside) -> Data:
+    data = build(
+        recipe,
+        loaded.template,
+        base_dir=recipe.base_dir,
+        rows=given.rows,
+        eval_rows=given.eval_rows,
+    )
+    if recipe.run.eval_every and not data.eval_prompts:
+        raise RecipeError(
+            "run.eval_every: there is nothing to evaluate on; pass eval_data=, set "
+            "data.eval_size, or set run.eval_every to 0"
+        )
+    return data
 
 
 def sampling(recipe: Recipe) -> Sampling:
@@ -137,14 +211,14 @@ def keeps_reference(row: Method) -> bool:
 def resolve_budget(recipe: Recipe, loaded: LoadedModel) -> Recipe:
     """Resolve `tokens_per_microbatch: auto` from the machine's total memory and the model.
 
-    About a third of the memory goes to activations: per token and layer, 20 hidden-sized and 6
-    feed-forward-sized numbers of 4 bytes.
+    About a third of the memory goes to activations: per token and layer, 12 hidden-sized and 4
+    feed-forward-sized numbers of 4 bytes (measured on SmolLM2: 1.4 MB a token, here 1.6).
     """
     if recipe.optim.tokens_per_microbatch != "auto":
         return recipe
     config = loaded.model.config.get_text_config()
     inner = config.to_dict().get("intermediate_size") or 4 * config.hidden_size
-    per_token = config.num_hidden_layers * (20 * config.hidden_size + 6 * inner) * 4
+    per_token = config.num_hidden_layers * (12 * config.hidden_size + 4 * inner) * 4
     budget = int(_MEMORY_SHARE * total_memory() / per_token)
     budget = min(max(budget, _LEAST_BUDGET), _MOST_BUDGET)
     return recipe.with_auto({"optim.tokens_per_microbatch": budget})

@@ -15,7 +15,7 @@ import torch
 
 from surefoot.learner.batch import Batch
 from surefoot.learner.update import Facts, UpdateReport
-from surefoot.loops.credit import Standing
+from surefoot.loops.standing import Standing
 from surefoot.methods import Method
 from surefoot.objective import kl
 

@@ -1,55 +1,45 @@
-"""From records to advantages: the row's values applied in order, by the functions of objective/.
+"""From rewards to advantages: the row's values applied in order, by the functions of objective/.
 
-Owns who is present, what a truncated completion counts as, and the dispatch from `truncated`,
-`shaping`, `kl`, `baseline`, `scale`, `credit` and `whiten` to their functions.
-Refuses to own the mathematics, the log-probabilities (`learner`) and the loss.
+Owns the dispatch from `kl`, `baseline`, `scale`, `credit` and `whiten` to their functions.
+Refuses to own the mathematics, who is present (`standing`), the log-probabilities (`learner`) and
+the loss.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from surefoot.learner import custom
 from surefoot.learner.batch import Batch
 from surefoot.learner.loss import trains_everything
 from surefoot.learner.update import Facts, Signal
-from surefoot.loops.keep import raw_scores, unscorable
-from surefoot.methods import Method, is_group_relative, min_group
+from surefoot.loops.history import HistoryBook
+from surefoot.loops.standing import Standing
+from surefoot.methods import Method, is_group_relative
 from surefoot.objective import batch as batches
 from surefoot.objective import credit as tokens
 from surefoot.objective import group as groups
 from surefoot.objective import kl, shaping
-from surefoot.records import StopReason
-
-
-@dataclass(frozen=True)
-class Standing:
-    """What is known of a step's completions before any log-probability, [P, G]."""
-
-    score_PG: Tensor
-    """Raw scores, float64; 0 where there is none."""
-    scored_PG: Tensor
-    """Valid raw score."""
-    reward_PG: Tensor
-    """After `truncated` and `shaping`."""
-    present_PG: Tensor
-    """In baselines, numerators and denominators."""
-    dropped_P: Tensor
-    """Groups left out whole: unscorable, or too few valid scores."""
 
 
 @dataclass(frozen=True)
 class Ground:
-    """What a baseline or a scale may read, [P, G]."""
+    """What a baseline or a scale may read."""
 
     reward_PG: Tensor
     valid_PG: Tensor
     length_PG: Tensor
     """Trained tokens."""
+    greedy_P: Tensor
+    history_P: Tensor | None
+    """The average of earlier rewards that stands for each prompt."""
+    part_PGK: Tensor
+    weight_K: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -67,85 +57,120 @@ class Credit:
     """Whether the rewards alone, without any KL, give some completion an advantage."""
     trained_kl: Mapping[str, float]
     """The KL term that enters the reward, by its name and unit."""
+    history_P: Tensor | None
+    """The average of earlier rewards that was subtracted, under a history baseline."""
 
 
-def stand(row: Method, batch: Batch, *, max_new_tokens: int) -> Standing:
-    """Apply the rules for missing and truncated completions (laws 5 and 9), then the shaping."""
-    score_PG, scored_PG = raw_scores(batch.groups)
-    finished = [[c.stop is not StopReason.ERROR for c in g.completions] for g in batch.groups]
-    scored_PG = scored_PG & torch.tensor(finished)
-    truncated_PG = torch.tensor(
-        [[c.stop is StopReason.LENGTH for c in g.completions] for g in batch.groups]
-    )
-    bad_P = torch.tensor([unscorable(g) for g in batch.groups])
-    few_P = scored_PG.sum(1) < min_group(row)
-    present_PG = scored_PG & ~(bad_P | few_P)[:, None]
-    reward_PG = score_PG
-    if row.truncated.kind == "mask":
-        present_PG = present_PG & ~truncated_PG
-    elif row.truncated.kind == "floor":
-        reward_PG = torch.where(truncated_PG, float(row.truncated.value), reward_PG)
-    readable_PG = batch.mask_BT.any(1).reshape(score_PG.shape)
-    present_PG = present_PG & readable_PG
-    least = 2 if is_group_relative(row) else 1
-    left_P = present_PG.sum(1) >= least
-    present_PG = present_PG & left_P[:, None]
-    length_PG = torch.tensor([[len(c.ids) for c in g.completions] for g in batch.groups])
-    for shape in row.shaping:
-        reward_PG = reward_PG + SHAPINGS[shape.kind](shape, length_PG, max_new_tokens)
-    dropped_P = ~present_PG.any(1)
-    return Standing(score_PG, scored_PG, reward_PG, present_PG, dropped_P)
+def assign(
+    row: Method,
+    batch: Batch,
+    standing: Standing,
+    facts: Facts,
+    *,
+    book: HistoryBook | None = None,
+) -> Credit:
+    """Compute the advantages of a step; dead groups end at exactly 0 (law 3).
 
-
-def assign(row: Method, batch: Batch, standing: Standing, facts: Facts) -> Credit:
-    """Compute the advantages of a step; dead groups end at exactly 0 (law 3)."""
+    A history baseline reads `book`, and changes nothing in it.
+    """
     shape = standing.present_PG.shape
     present_PG = standing.present_PG
     present_B = present_PG.reshape(-1)
     mask_BT = batch.mask_BT & present_B[:, None]
     trained_kl: dict[str, float] = {}
-    shaped_PG = standing.reward_PG
-    if row.kl.place == "reward_sequence" and row.kl.coef != 0:
-        kl_BT = _reward_kl(row, batch, facts, mask_BT)
-        kl_B = kl_BT.sum(1)
-        trained_kl[f"kl/reward_sequence_{row.kl.estimator}_sequence"] = _mean(kl_B, present_B)
-        shaped_B = shaping.subtract_kl(shaped_PG.reshape(-1), kl_B, coef=row.kl.coef)
-        shaped_PG = torch.where(present_PG, shaped_B.reshape(shape), 0.0)
+    shaped_PG = _charged(row, batch, standing, facts, mask_BT, trained_kl)
     length_PG = mask_BT.sum(1).reshape(shape)
-    ground = Ground(shaped_PG, present_PG, length_PG)
-    advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
-    advantage_PG = SCALES[row.scale.kind](row.scale, advantage_PG, ground)
+    history_P = None
+    if book is not None:
+        asked = [(group.prompt.id, group.prompt.task) for group in batch.groups]
+        history_P = torch.tensor(book.baselines(asked), dtype=torch.float64)
+    ground = Ground(
+        shaped_PG,
+        present_PG,
+        length_PG,
+        standing.greedy_P,
+        history_P,
+        standing.part_PGK,
+        standing.weight_K,
+    )
+    advantage_PG = _compared(row, ground)
     if row.whiten.kind == "sequence":
         advantage_PG = _whiten_sequences(row.whiten, advantage_PG, present_PG)
-    if row.credit.kind == "broadcast":
-        advantage_BT = tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
-    else:
-        kl_BT = torch.zeros_like(batch.sampled_logp_BT)
-        if row.kl.place == "reward_token" and row.kl.coef != 0:
-            kl_BT = _reward_kl(row, batch, facts, mask_BT)
-            trained_kl[f"kl/reward_token_{row.kl.estimator}_token"] = _mean(kl_BT, mask_BT)
-        reward_BT = tokens.per_token_reward(
-            advantage_PG.reshape(-1), kl_BT, mask_BT=mask_BT, coef=row.kl.coef
-        )
-        gamma = float(row.credit.gamma)  # type: ignore[union-attr]
-        advantage_BT = tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=gamma)
+    advantage_BT = _spread(row, batch, advantage_PG, facts, mask_BT, trained_kl)
     if row.whiten.kind == "token":
         advantage_BT = _whiten_tokens(row.whiten, advantage_BT, mask_BT)
-    dead_P = groups.dead_groups(shaped_PG, valid_PG=present_PG)
+    dead_P = _dead(row, ground)
     if is_group_relative(row):
         dead_B = dead_P[:, None].expand(shape).reshape(-1)
         advantage_BT = torch.where(dead_B[:, None], 0.0, advantage_BT)
     active_B = present_B if trains_everything(row) else (advantage_BT != 0).any(1)
-    length_B = mask_BT.sum(1).clamp_min(1)
     return Credit(
         Signal(advantage_BT, present_B),
         active_B & present_B,
         dead_P & ~standing.dropped_P,
         shaped_PG,
-        (advantage_BT.sum(1) / length_B).reshape(shape),
-        _has_signal(row, Ground(standing.reward_PG, present_PG, length_PG)),
+        (advantage_BT.sum(1) / mask_BT.sum(1).clamp_min(1)).reshape(shape),
+        _has_signal(row, replace(ground, reward_PG=standing.reward_PG)),
         trained_kl,
+        history_P,
     )
+
+
+def _charged(
+    row: Method,
+    batch: Batch,
+    standing: Standing,
+    facts: Facts,
+    mask_BT: Tensor,
+    trained_kl: dict[str, float],
+) -> Tensor:
+    """The rewards, less the divergence of the sequence where that is its place, [P, G]."""
+    if row.kl.place != "reward_sequence" or row.kl.coef == 0:
+        return standing.reward_PG
+    present_PG = standing.present_PG
+    kl_B = _reward_kl(row, batch, facts, mask_BT).sum(1)
+    name = f"kl/reward_sequence_{row.kl.estimator}_sequence"
+    trained_kl[name] = _mean(kl_B, present_PG.reshape(-1))
+    reward_B = shaping.subtract_kl(standing.reward_PG.reshape(-1), kl_B, coef=row.kl.coef)
+    return torch.where(present_PG, reward_B.reshape(present_PG.shape), 0.0)
+
+
+def _compared(row: Method, ground: Ground) -> Tensor:
+    """One number per completion: less the baseline, then scaled, [P, G]."""
+    advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
+    return SCALES[row.scale.kind](row.scale, advantage_PG, ground)
+
+
+def _spread(
+    row: Method,
+    batch: Batch,
+    advantage_PG: Tensor,
+    facts: Facts,
+    mask_BT: Tensor,
+    trained_kl: dict[str, float],
+) -> Tensor:
+    """One number per token, [B, T]."""
+    if row.credit.kind == "broadcast":
+        return tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
+    kl_BT = torch.zeros_like(batch.sampled_logp_BT)
+    if row.kl.place == "reward_token" and row.kl.coef != 0:
+        kl_BT = _reward_kl(row, batch, facts, mask_BT)
+        trained_kl[f"kl/reward_token_{row.kl.estimator}_token"] = _mean(kl_BT, mask_BT)
+    reward_BT = tokens.per_token_reward(
+        advantage_PG.reshape(-1), kl_BT, mask_BT=mask_BT, coef=row.kl.coef
+    )
+    gamma = float(row.credit.gamma)  # type: ignore[union-attr]
+    return tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=gamma)
+
+
+def _dead(row: Method, ground: Ground) -> Tensor:
+    """Groups without spread; under `per_part`, without spread in any part."""
+    if not (row.scale.kind == "group_std" and row.scale.per_part):
+        return groups.dead_groups(ground.reward_PG, valid_PG=ground.valid_PG)
+    dead_P = torch.ones(len(ground.valid_PG), dtype=torch.bool)
+    for part_PG in ground.part_PGK.unbind(2):
+        dead_P &= groups.dead_groups(part_PG, valid_PG=ground.valid_PG & ~part_PG.isnan())
+    return dead_P
 
 
 def needs_facts(row: Method) -> bool:
@@ -169,21 +194,12 @@ def _mean(values: Tensor, mask: Tensor) -> float:
     return float(torch.where(mask, values, 0.0).sum()) / count if count else 0.0
 
 
-def _overlong(shape: Any, length_PG: Tensor, max_new_tokens: int) -> Tensor:
-    # A fifth of the cap is the paper's ratio: 4096 of 20480 tokens.
-    cache = max(1, max_new_tokens // 5) if shape.cache is None else shape.cache
-    penalty_B = shaping.soft_overlong(length_PG.reshape(-1), max_length=max_new_tokens, cache=cache)
-    return float(shape.weight) * penalty_B.reshape(length_PG.shape)
-
-
 def _has_signal(row: Method, ground: Ground) -> bool:
     """Whether the rewards alone give a completion an advantage, whitening included.
 
     A scale may leave none (rewards below 0 under `group_mean`), and so does centering equal ones.
     """
-    advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
-    advantage_PG = SCALES[row.scale.kind](row.scale, advantage_PG, ground)
-    present = advantage_PG[ground.valid_PG]
+    present = _compared(row, ground)[ground.valid_PG]
     if row.whiten.kind != "none" and row.whiten.center and present.numel():
         present = present - present[0]
     return bool((present != 0).any())
@@ -210,7 +226,21 @@ def _length_weighted(baseline: Any, ground: Ground) -> Tensor:
     return groups.length_weighted(ground.reward_PG, ground.length_PG, valid_PG=ground.valid_PG)[0]
 
 
+def _history(baseline: Any, ground: Ground) -> Tensor:
+    assert ground.history_P is not None, "a history baseline is given its book"
+    return torch.where(ground.valid_PG, ground.reward_PG - ground.history_P[:, None], 0.0)
+
+
 def _group_std(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
+    if scale.per_part:
+        # Parts are centred and scaled each by its own group; the summed reward plays no part.
+        return batches.part_scores(
+            ground.part_PGK,
+            ground.weight_K,
+            valid_PG=ground.valid_PG,
+            ddof=scale.ddof,
+            eps=scale.eps,
+        )
     return groups.scale_by_group_std(
         advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG, ddof=scale.ddof, eps=scale.eps
     )
@@ -229,7 +259,6 @@ def _batch_std(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
     )
 
 
-SHAPINGS: Mapping[str, Callable[[Any, Tensor, int], Tensor]] = {"overlong": _overlong}
 BASELINES: Mapping[str, Callable[[Any, Ground], Tensor]] = {
     "none": lambda _, ground: groups.no_baseline(ground.reward_PG, valid_PG=ground.valid_PG),
     "batch": lambda _, ground: groups.batch_mean(ground.reward_PG, valid_PG=ground.valid_PG),
@@ -238,12 +267,22 @@ BASELINES: Mapping[str, Callable[[Any, Ground], Tensor]] = {
         ground.reward_PG, valid_PG=ground.valid_PG, center=baseline.center
     ),
     "length_weighted": _length_weighted,
+    "greedy": lambda _, ground: groups.against_greedy(
+        ground.reward_PG, ground.greedy_P, valid_PG=ground.valid_PG
+    ),
+    "history": _history,
+    "use": lambda function, ground: custom.baseline(
+        function, ground.reward_PG, valid_PG=ground.valid_PG, length_PG=ground.length_PG
+    ),
 }
 SCALES: Mapping[str, Callable[[Any, Tensor, Ground], Tensor]] = {
     "none": lambda _, advantage_PG, ground: advantage_PG,
     "group_std": _group_std,
     "group_mean": _group_mean,
     "batch_std": _batch_std,
+    "use": lambda function, advantage_PG, ground: custom.scale(
+        function, advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG
+    ),
 }
 CREDITS: frozenset[str] = frozenset({"broadcast", "reward_to_go"})
 WHITENS: frozenset[str] = frozenset({"none", "token", "sequence"})

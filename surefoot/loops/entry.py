@@ -1,112 +1,187 @@
-"""The doors: train, evaluate, export. What the command line and Python scripts call.
+"""The door to training: what the command line and Python scripts call.
 
-Owns how a run begins, resumes and ends. Refuses to own the steps between (`online`).
+Owns how a run begins, resumes and ends, and how Python objects take their place in a recipe.
+Refuses to own the steps between (`online`), and runs that are over (`runs`).
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from surefoot.errors import CheckpointError, RunDirectoryError
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from surefoot.errors import Interrupted, ModelError, RecipeError, Stop
+from surefoot.learner.check import LayoutCheck
 from surefoot.loops.assemble import Outside, Parts, assemble, make_learner, outside, resolve_budget
-from surefoot.loops.evaluate import evaluate as look
+from surefoot.loops.callbacks import Callback, Callbacks
 from surefoot.loops.online import Desk, OnlineLoop
 from surefoot.loops.process import tune_allocator
+from surefoot.loops.runs import EvalResult, Run, evaluate, export
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, load_policy, restore
-from surefoot.models import export_directory, load_model
+from surefoot.methods.custom import identities
+from surefoot.methods.registry import spec
+from surefoot.methods.types import Row
+from surefoot.models import OBJECT, LoadedModel, adopt, given_model, save_directory
 from surefoot.recipe import Recipe, batch_arithmetic, check_resume, load, to_yaml
+from surefoot.recipe.recipe import leaves
 from surefoot.recipe.resume import Change
-from surefoot.run.checkpoint import Loaded, load_latest, load_step
+from surefoot.recipe.schema import DataSource
+from surefoot.recipe.text import read, split_override
+from surefoot.run.checkpoint import Loaded, load_latest
 from surefoot.run.directory import RunDirectory, environment
-from surefoot.run.display import Display, summary_table
+from surefoot.run.display import Display
 from surefoot.run.ledger import Ledger
 from surefoot.run.lock import RunLock
-from surefoot.run.read import Evaluation, RunSummary, read_metrics, read_samples, summary
+from surefoot.run.read import read_metrics
 from surefoot.run.trackers import open_trackers
+
+__all__ = ["EvalResult", "Run", "evaluate", "export", "train"]
 
 Source = Path | str | Mapping[str, Any] | Recipe
 
 
-@dataclass(frozen=True)
-class Run:
-    """A finished run, read from its directory."""
-
-    path: Path
-
-    @property
-    def metrics(self) -> list[dict[str, Any]]:
-        return read_metrics(self.path)
-
-    @property
-    def samples(self) -> list[dict[str, Any]]:
-        return read_samples(self.path)
-
-    @property
-    def summary(self) -> RunSummary:
-        return summary(self.path)
-
-    def table(self) -> str:
-        """The closing table: accuracy before and after, and where the time went."""
-        return summary_table(self.summary)
-
-
-@dataclass(frozen=True)
-class EvalResult:
-    """An evaluation outside a run."""
-
-    target: str
-    evaluation: Evaluation
-
-    def to_json(self) -> dict[str, Any]:
-        seen = self.evaluation
-        return {
-            "target": self.target,
-            "step": seen.step,
-            **seen.metrics(),
-            "accuracy_low": seen.low,
-            "accuracy_high": seen.high,
-        }
-
-    def table(self) -> str:
-        seen = self.evaluation
-        eos = "-" if seen.eos_share is None else f"{seen.eos_share:.0%}"
-        reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
-        return (
-            f"{self.target}, step {seen.step}: accuracy {seen.accuracy:.2f} "
-            f"[{seen.low:.2f}, {seen.high:.2f}] of {seen.n}, reward {reward}, ended with EOS {eos}"
-        )
-
-
 def train(
-    source: Source,
+    recipe: Source,
     overrides: Sequence[str] = (),
     *,
     rewards: Iterable[Callable[..., Any]] = (),
     data: Iterable[Mapping[str, Any]] | None = None,
+    eval_data: Iterable[Mapping[str, Any]] | None = None,
+    model: PreTrainedModel | Path | str | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    callbacks: Iterable[Callback] = (),
 ) -> Run:
     """Train as a recipe says; an existing run directory resumes.
 
-    `rewards` are functions added to the recipe's, `data` rows for the source `rows`. Raises the
-    errors of `surefoot.errors`; state is saved before every orderly stop.
+    `rewards` are functions added to the recipe's. `data` and `eval_data` are rows, any iterable of
+    mappings. `model` takes the place of model.path; an object is trained in place, and when this
+    returns it holds the weights of the newest checkpoint. `method` of a mapping may be a row.
+    Raises the errors of `surefoot.errors`; state is saved before every orderly stop. A callback
+    that stops the run is no error: the run so far is returned.
     """
-    given = outside(rewards, data)
-    recipe = load(source, overrides, outside=given.sections)
-    directory = RunDirectory(str(recipe.run.dir)).create()
+    hooks = Callbacks(callbacks)
+    given, laid = _given(rewards, data, eval_data, model, tokenizer, overrides)
+    plan = _plan(recipe, laid, given)
+    directory = RunDirectory(str(plan.run.dir)).create()
     with RunLock(directory), Stopper() as stopper:
-        recipe, loaded, changes = _resumed(directory, recipe)
-        if loaded is not None and loaded.step >= int(recipe.run.steps or 0):
-            sys.stderr.write(f"surefoot: {directory.path} is complete at step {loaded.step}\n")
+        plan, checkpoint, changes = _resumed(directory, plan)
+        loaded = _adopted(given, plan, directory, checkpoint)
+        if checkpoint is not None and checkpoint.step >= int(plan.run.steps or 0):
+            sys.stderr.write(f"surefoot: {directory.path} is complete at step {checkpoint.step}\n")
+            if loaded is not None:
+                load_policy(loaded.model, checkpoint)
         else:
             tune_allocator()
-            _train(directory, recipe, loaded, changes, given, stopper)
-    return Run(directory.path)
+            job = _Job(directory, checkpoint, changes, given, hooks, stopper)
+            loaded = job.train(plan, loaded)
+    return Run(directory.path, given=given, loaded=loaded)
+
+
+def _given(
+    rewards: Iterable[Callable[..., Any]],
+    data: Iterable[Mapping[str, Any]] | None,
+    eval_data: Iterable[Mapping[str, Any]] | None,
+    model: PreTrainedModel | Path | str | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    overrides: Sequence[str],
+) -> tuple[Outside, list[str]]:
+    """The Python objects, and the overrides with what `model` means laid over them."""
+    laid = list(overrides)
+    if model is None or isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ModelError(
+                "tokenizer: belongs to a model that is passed as an object; a path or an id brings "
+                "its own"
+            )
+        if model is not None:
+            laid.append(_model_override(str(model), overrides))
+        return outside(rewards, data, eval_data), laid
+    held = given_model(model, tokenizer)
+    laid.append(_model_override(OBJECT, overrides))
+    return outside(rewards, data, eval_data, held), laid
+
+
+def _model_override(path: str, overrides: Sequence[str]) -> str:
+    for key, _ in map(split_override, overrides):
+        if key in ("model", "model.path", "model_name_or_path"):
+            raise RecipeError(f"model= and the override {key} both name the model; give one")
+    # JSON is YAML; a path may hold what YAML would read as something else.
+    return f"model.path={json.dumps(path)}"
+
+
+def _plan(source: Source, overrides: Sequence[str], given: Outside) -> Recipe:
+    """The recipe of this run, with the places of rows and model that came as objects."""
+    if isinstance(source, Mapping) and isinstance(source.get("method"), Row):
+        source = {**source, "method": spec(source["method"])}
+    laid = list(overrides)
+    if given.rows is not None and not _names_data(source, overrides):
+        laid.insert(0, "data.source=rows")
+    recipe = load(source, laid, outside=given.sections)
+    if given.model is not None and recipe.model.dtype != given.model.dtype:
+        if recipe.origins.get("model.dtype") != "default":
+            raise ModelError(
+                f"model.dtype: {recipe.model.dtype}, but the model that was passed is in "
+                f"{given.model.dtype}; leave the key out, or convert the model with model.to()"
+            )
+        laid.append(f"model.dtype={given.model.dtype}")
+        recipe = load(source, laid, outside=given.sections)
+    return recipe if given.eval_rows is None else _with_eval_rows(recipe)
+
+
+def _names_data(source: Source, overrides: Sequence[str]) -> bool:
+    keys = [split_override(override)[0] for override in overrides]
+    if any(key in ("data", "data.source", "data.0.source") for key in keys):
+        return True
+    if isinstance(source, Recipe):
+        return bool(source.data)
+    return bool((source if isinstance(source, Mapping) else read(Path(source))).get("data"))
+
+
+def _with_eval_rows(recipe: Recipe) -> Recipe:
+    """Add the source of `eval_data`, which reads its rows as the training rows are read."""
+    if any(entry.source == "rows" and entry.role == "eval" for entry in recipe.data):
+        return recipe
+    first = next((entry for entry in recipe.data if entry.source == "rows"), None)
+    changes = {
+        "role": "eval",
+        "eval_size": 0,
+        "from_step": 0,
+        "until_step": None,
+        "keep_solve_rate": None,
+    }
+    start = DataSource(source="rows") if first is None else first
+    recipe = dataclasses.replace(recipe, data=(*recipe.data, start.model_copy(update=changes)))
+    added = f"data.{len(recipe.data) - 1}."
+    origins = {key: "eval_data" for key in leaves(recipe) if key.startswith(added)}
+    return dataclasses.replace(recipe, origins={**recipe.origins, **origins})
+
+
+def _adopted(
+    given: Outside, recipe: Recipe, directory: RunDirectory, checkpoint: Loaded | None
+) -> LoadedModel | None:
+    """The model object, ready; a copy is kept so that the run can be read without the object."""
+    if given.model is None:
+        return None
+    loaded = adopt(given.model, recipe)
+    if checkpoint is None:
+        shutil.rmtree(directory.reference, ignore_errors=True)
+        save_directory(loaded, directory.reference)
+    elif checkpoint.identity.get("model") != loaded.hash:
+        raise ModelError(
+            f"model: this is not the model that the run in {directory.path} began with (a model "
+            "that was trained in place is another one); load that model again, leave model= out "
+            f"and set model.path to {OBJECT}, which takes the run's own copy, or name another "
+            "run.dir"
+        )
+    return loaded
 
 
 def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None, list[Change]]:
@@ -122,45 +197,95 @@ def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | 
     return recipe, loaded, changes
 
 
-def _train(
-    directory: RunDirectory,
-    recipe: Recipe,
-    checkpoint: Loaded | None,
-    changes: Sequence[Change],
-    given: Outside,
-    stopper: Stopper,
-) -> None:
-    parts = assemble(recipe, given, interrupt=stopper.check)
-    try:
-        recipe = parts.recipe = resolve_budget(recipe, parts.loaded)
-        learner, check = make_learner(parts)
-        identity = _identity(parts)
-        progress = Progress()
-        if checkpoint is not None:
-            checkpoint.check_identity(identity)
-            progress = restore(checkpoint, learner, parts.data.stream)
-            learner.limit(progress.budget)
-        directory.write_recipe(to_yaml(recipe))
-        facts = {
+@dataclasses.dataclass(frozen=True)
+class _Job:
+    """One process's share of a run, from its parts to the last thing written."""
+
+    directory: RunDirectory
+    checkpoint: Loaded | None
+    changes: Sequence[Change]
+    given: Outside
+    hooks: Callbacks
+    stopper: Stopper
+
+    def train(self, recipe: Recipe, loaded: LoadedModel | None) -> LoadedModel | None:
+        """Train to the end; the model, if it holds the weights of the newest checkpoint."""
+        directory = self.directory
+        parts = assemble(
+            recipe,
+            self.given,
+            interrupt=self.stopper.check,
+            loaded=loaded,
+            kept=directory.reference,
+        )
+        parts.callbacks = self.hooks
+        try:
+            recipe = parts.recipe = resolve_budget(recipe, parts.loaded)
+            learner, check = make_learner(parts)
+            identity = _identity(parts, self.given)
+            progress = Progress()
+            if self.checkpoint is not None:
+                self.checkpoint.check_identity(identity)
+                progress = restore(self.checkpoint, learner, parts.data.stream)
+                learner.limit(progress.budget)
+                self.hooks.started(_shown(directory))
+            directory.write_recipe(to_yaml(recipe))
+            directory.write_environment(self._facts(parts, identity))
+            desk = self._desk(recipe, identity)
+            try:
+                self._open(parts, desk, check)
+                loop = OnlineLoop(parts, learner, desk, progress, self.stopper)
+                loop.run()
+                self.hooks.ended(directory.path)
+            except Interrupted as stop:
+                first = stop.__context__
+                if isinstance(first, Stop):
+                    # A callback answered the checkpoint of another stop, whose reason counts.
+                    raise first from None
+                if not self.hooks.stopped:
+                    raise
+                desk.display.note(str(stop))
+                self.hooks.ended(directory.path)
+            finally:
+                desk.display.close()
+                desk.trackers.finish()
+                desk.ledger.close()
+        finally:
+            parts.grader.close()
+        newest = directory.checkpoint_steps()
+        # A checkpoint that the disk refused leaves the model ahead of what a reader would load.
+        return parts.loaded if newest[-1:] == [loop.progress.step] else None
+
+    def _facts(self, parts: Parts, identity: Mapping[str, str]) -> dict[str, Any]:
+        given = self.given
+        return {
             **environment(),
             "identity": identity,
             "source": parts.loaded.source,
-            "base_dir": _relative(recipe.base_dir, directory.path),
+            "base_dir": _relative(parts.recipe.base_dir, self.directory.path),
+            "passed": {
+                "rewards": _passed_rewards(parts, given),
+                "data": given.rows is not None,
+                "eval_data": given.eval_rows is not None,
+            },
         }
-        directory.write_environment(facts)
-        resume_step = None if checkpoint is None else checkpoint.step
-        ledger = Ledger(directory, resume_step=resume_step, seed=recipe.run.seed)
+
+    def _desk(self, recipe: Recipe, identity: dict[str, str]) -> Desk:
+        resume_step = None if self.checkpoint is None else self.checkpoint.step
+        ledger = Ledger(self.directory, resume_step=resume_step, seed=recipe.run.seed)
         trackers = open_trackers(
             recipe.run.trackers,
-            directory,
+            self.directory,
             config={"recipe": to_yaml(recipe)},
             resume_step=resume_step,
         )
-        display = Display(int(recipe.run.steps or 0))
-        desk = Desk(directory, ledger, trackers, display, identity)
-        for line in _opening(parts, checkpoint):
-            display.note(line)
-        ledger.event(
+        return Desk(self.directory, ledger, trackers, Display(int(recipe.run.steps or 0)), identity)
+
+    def _open(self, parts: Parts, desk: Desk, check: LayoutCheck) -> None:
+        """Say what the run is before its first step."""
+        for line in _opening(parts, self.checkpoint):
+            desk.display.note(line)
+        desk.ledger.event(
             "layouts",
             f"layouts: {', '.join(check.allowed)}; ratio noise {check.ratio_noise:.2g}",
             {
@@ -169,21 +294,19 @@ def _train(
                 "ratio_noise": check.ratio_noise,
             },
         )
-        for change in changes:
-            display.note(f"changed since the run began: {change}")
-            ledger.event("changed", f"resumed with another recipe: {change}")
-        for skipped in checkpoint.skipped if checkpoint is not None else ():
+        for change in self.changes:
+            desk.display.note(f"changed since the run began: {change}")
+            desk.ledger.event("changed", f"resumed with another recipe: {change}")
+        for skipped in self.checkpoint.skipped if self.checkpoint is not None else ():
             text = f"checkpoint {skipped.name} is set aside: {skipped.reason}"
-            display.note(text)
-            ledger.event("checkpoint_skipped", text)
-        try:
-            OnlineLoop(parts, learner, desk, progress, stopper).run()
-        finally:
-            display.close()
-            trackers.finish()
-            ledger.close()
-    finally:
-        parts.grader.close()
+            desk.display.note(text)
+            desk.ledger.event("checkpoint_skipped", text)
+
+
+def _shown(directory: RunDirectory) -> int | None:
+    """The last step of the ledger, before the rows after the checkpoint are cut."""
+    steps = [int(row["step"]) for row in read_metrics(directory.path)]
+    return max(steps, default=None)
 
 
 def _relative(base_dir: Path | None, run: Path) -> str:
@@ -191,24 +314,20 @@ def _relative(base_dir: Path | None, run: Path) -> str:
     return os.path.relpath(base_dir or Path(), run)
 
 
-def _base_dir(directory: RunDirectory) -> Path:
-    try:
-        facts = json.loads(directory.environment.read_text(encoding="utf-8"))
-        return directory.path / str(facts["base_dir"])
-    except (OSError, ValueError, KeyError) as error:
-        raise RunDirectoryError(
-            f"{directory.environment}: cannot be read ({error}); this is no run directory, or it "
-            "is damaged"
-        ) from error
-
-
-def _identity(parts: Parts) -> dict[str, str]:
+def _identity(parts: Parts, given: Outside) -> dict[str, str]:
     return {
         "model": parts.loaded.hash,
         "template": parts.loaded.template.identity,
         "data": parts.data.hash,
         "method": parts.row.name,
+        "passed rewards": ", ".join(_passed_rewards(parts, given)) or "none",
+        **identities(parts.row),
     }
+
+
+def _passed_rewards(parts: Parts, given: Outside) -> list[str]:
+    """Names of the rewards that came as functions; the grader has them after the recipe's."""
+    return [reward.name for reward in parts.grader.rewards[len(parts.recipe.reward) :]]
 
 
 def _opening(parts: Parts, checkpoint: Loaded | None) -> list[str]:
@@ -224,56 +343,3 @@ def _opening(parts: Parts, checkpoint: Loaded | None) -> list[str]:
     if checkpoint is not None:
         lines.append(f"resuming after step {checkpoint.step}")
     return lines
-
-
-def evaluate(
-    target: str, overrides: Sequence[str] = (), *, checkpoint: int | None = None
-) -> EvalResult:
-    """Evaluate a run's checkpoint (default the newest), or a recipe's untrained model."""
-    place = Path(target)
-    loaded: Loaded | None = None
-    if place.is_dir():
-        directory = _existing(place)
-        loaded = _checkpoint(directory, checkpoint)
-        recipe = load(directory.recipe, overrides, base_dir=_base_dir(directory))
-    else:
-        recipe = load(target, overrides)
-    parts = assemble(recipe, Outside(), interrupt=lambda: None)
-    try:
-        if loaded is not None:
-            load_policy(parts.loaded.model, loaded)
-        step = 0 if loaded is None else loaded.step
-        if not parts.data.eval_prompts:
-            raise RunDirectoryError(
-                f"{target}: the recipe names no rows for evaluation; set data.eval_size"
-            )
-        parts.engine.load(parts.loaded.model, version=step)
-        seen = look(parts.engine, parts.grader, parts.data.eval_prompts, step=step)
-    finally:
-        parts.grader.close()
-    return EvalResult(target, seen.evaluation)
-
-
-def export(run: Path | str, dest: Path | str, checkpoint: int | None = None) -> Path:
-    """Write a run's policy as a plain Hugging Face directory: weights, tokenizer, template."""
-    directory = _existing(Path(run))
-    loaded = _checkpoint(directory, checkpoint)
-    recipe = load(directory.recipe, base_dir=_base_dir(directory))
-    model = load_model(recipe)
-    return export_directory(model, loaded.tensors("policy"), Path(dest))
-
-
-def _existing(path: Path) -> RunDirectory:
-    directory = RunDirectory(path)
-    if not directory.recipe.is_file():
-        raise RunDirectoryError(f"{path} is no run directory: it holds no recipe.yaml")
-    return directory
-
-
-def _checkpoint(directory: RunDirectory, step: int | None) -> Loaded:
-    if step is not None:
-        return load_step(directory, step)
-    loaded = load_latest(directory, rename_damaged=False)
-    if loaded is None:
-        raise CheckpointError(f"{directory.path} holds no checkpoint yet")
-    return loaded

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from surefoot.data import Stream
+from surefoot.data import LOOK_AGAIN_AFTER, Stream
 from surefoot.errors import DataError
 from surefoot.methods import Method
 from surefoot.objective.selection import informative
@@ -36,18 +36,19 @@ class Gathered:
     """Tokens sampled, in kept and rejected groups."""
 
 
-def draw_prompts(stream: Stream, count: int, quarantined: set[str]) -> list[Prompt]:
-    """The next `count` prompts of the stream that are not quarantined."""
+def draw_prompts(stream: Stream, count: int, quarantined: set[str], *, step: int) -> list[Prompt]:
+    """The next `count` prompts of the stream at a step that are not quarantined."""
     prompts: list[Prompt] = []
     misses = 0
     while len(prompts) < count:
-        for prompt in stream.take(count - len(prompts)):
+        for prompt in stream.take(count - len(prompts), step=step):
             if prompt.id in quarantined:
                 misses += 1
             else:
                 prompts.append(prompt)
                 misses = 0
-        if misses > len(stream):
+        # A window keeps prompts away for some epochs, so one epoch is not all there is.
+        if misses > (LOOK_AGAIN_AFTER + 2) * len(stream):
             raise DataError(
                 f"data: all {len(stream)} rows are quarantined, because no reward can score them; "
                 "see events.jsonl for the reason of each, and mend the rows or the reward"
@@ -58,6 +59,7 @@ def draw_prompts(stream: Stream, count: int, quarantined: set[str]) -> list[Prom
 def gather(
     row: Method,
     *,
+    step: int,
     stream: Stream,
     engine: Engine,
     grader: Grader,
@@ -77,12 +79,15 @@ def gather(
     rounds = 0
     while len(kept) < prompts and rounds < most:
         rounds += 1
-        asked = draw_prompts(stream, prompts - len(kept), quarantined)
+        asked = draw_prompts(stream, prompts - len(kept), quarantined, step=step)
         began = time.perf_counter()
         groups = engine.sample(asked, row.group_size, purpose="rollout")
+        extra = []
+        if row.greedy_sample:
+            extra = engine.sample(asked, 1, purpose="rollout/greedy", greedy=True)
         sampled = time.perf_counter()
         interrupt()
-        scored = grader.score(groups)
+        scored = _with_greedy(grader.score([*groups, *extra], same_step=rounds > 1), len(groups))
         interrupt()
         rollout += sampled - began
         reward += time.perf_counter() - sampled
@@ -90,7 +95,36 @@ def gather(
         seen.extend(scored)
         kept.extend(g for g in scored if row.keep.kind == "all" or is_informative(g))
     tokens = sum(len(c.ids) for group in seen for c in group.completions)
+    tokens += sum(len(group.greedy.ids) for group in seen if group.greedy is not None)
     return Gathered(tuple(kept), tuple(seen), rounds, rollout, reward, tokens)
+
+
+def _with_greedy(scored: Sequence[Group], count: int) -> list[Group]:
+    """The first `count` groups, each with its greedy completion if there are more."""
+    groups = list(scored[:count])
+    if len(scored) == count:
+        return groups
+    joined = []
+    for group, extra in zip(groups, scored[count:], strict=True):
+        assert extra.scores is not None and extra.prompt.id == group.prompt.id
+        joined.append(replace(group, greedy=extra.completions[0], greedy_score=extra.scores[0]))
+    return joined
+
+
+def solved_counts(groups: Sequence[Group], *, part: str) -> dict[str, tuple[int, int]]:
+    """Per prompt how many completions were right, of how many with a score.
+
+    Right is what evaluation counts: reward `part` gives at least 1.
+    """
+    counts: dict[str, tuple[int, int]] = {}
+    for group in groups:
+        values = [score.parts.get(part) for score in group.scores or () if score.valid]
+        known = [value for value in values if value is not None]
+        if known:
+            right, tried = counts.get(group.prompt.id, (0, 0))
+            right += sum(value >= 1.0 for value in known)
+            counts[group.prompt.id] = (right, tried + len(known))
+    return counts
 
 
 def unscorable(group: Group) -> bool:

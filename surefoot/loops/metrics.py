@@ -15,8 +15,9 @@ from torch import Tensor
 
 from surefoot.learner.batch import Batch
 from surefoot.learner.update import Facts, UpdateReport
-from surefoot.loops.credit import Credit, Standing
+from surefoot.loops.credit import Credit
 from surefoot.loops.keep import Gathered, raw_scores
+from surefoot.loops.standing import Standing
 from surefoot.objective import kl
 from surefoot.objective.mismatch import mismatch
 from surefoot.records import Group, StopReason
@@ -33,6 +34,10 @@ def rollout_metrics(gathered: Gathered, *, prompts: int) -> Metrics:
         out["reward"] = float(valid.mean())
     if valid.numel() > 1:
         out["reward_std"] = float(valid.std())
+    greedy = [g.greedy_score.value for g in gathered.seen if g.greedy_score is not None]
+    known = [value for value in greedy if value is not None]
+    if known:
+        out["reward/greedy_mean"] = sum(known) / len(known)
     out.update(_completions(gathered.seen))
     out["groups/asked"] = len(gathered.seen)
     out["groups/kept"] = len(gathered.groups)
@@ -71,6 +76,8 @@ def credit_metrics(standing: Standing, credit: Credit) -> Metrics:
     }
     if bool(whole_P.any()):
         out["frac_reward_zero_std"] = float(credit.dead_P[whole_P].double().mean())
+    if credit.history_P is not None and bool(whole_P.any()):
+        out["baseline/history"] = float(credit.history_P[whole_P].mean())
     present = credit.advantage_PG[standing.present_PG]
     if present.numel():
         out["advantage/mean"] = float(present.mean())

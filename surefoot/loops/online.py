@@ -1,59 +1,27 @@
-"""The online loop: sample, score, keep, assign, update, write down; DESIGN section 4 as code.
+"""The online loop: step after step, with evaluations, checkpoints and stops between.
 
-Owns the order of a step, when to evaluate, save and stop.
-Refuses to own what each line does.
+Owns when to evaluate, save and stop, and what is written down of a step.
+Refuses to own what happens inside one (`step`).
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from dataclasses import asdict, dataclass
-
-import torch
+from dataclasses import asdict, replace
 
 from surefoot.errors import CheckpointError, Interrupted, StoppedOnFinding
-from surefoot.learner.batch import Batch, Plan, make_batch
-from surefoot.learner.update import Facts, Learner, UpdateReport
+from surefoot.learner.update import Learner
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
-from surefoot.loops.control import adapts, next_coef, with_coef
-from surefoot.loops.credit import Credit, Standing, assign, needs_facts, stand
 from surefoot.loops.evaluate import Evaluated, evaluate
-from surefoot.loops.keep import Gathered, gather, unscorable_reason
 from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
+from surefoot.loops.step import NONFINITE_LIMIT, Desk, Stepper, Taken
 from surefoot.run.checkpoint import save
-from surefoot.run.directory import RunDirectory
-from surefoot.run.display import Display
-from surefoot.run.ledger import Ledger
 from surefoot.run.rows import eval_row, sample_rows, train_row
-from surefoot.run.trackers import Trackers
 
 _SHOWN = 3
-_NONFINITE_LIMIT = 3
-
-
-@dataclass
-class Desk:
-    """Where a run writes: its directory, ledger, trackers and the terminal."""
-
-    directory: RunDirectory
-    ledger: Ledger
-    trackers: Trackers
-    display: Display
-    identity: dict[str, str]
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A step, done but not yet written down."""
-
-    gathered: Gathered
-    standing: Standing | None
-    credit: Credit | None
-    row: names.Metrics
 
 
 class OnlineLoop:
@@ -67,8 +35,9 @@ class OnlineLoop:
         self.desk = desk
         self.progress = progress
         self.stopper = stopper
-        self.row = parts.row
-        """The row with the KL coefficient of the current step."""
+        self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
+        # The stepper's book holds it from here on.
+        self.progress.history = {}
         self.saved = progress.step if desk.directory.has_checkpoint() else -1
         self.failed_saves = 0
 
@@ -91,10 +60,10 @@ class OnlineLoop:
 
     def _one_step(self, step: int, *, last: bool) -> None:
         began = time.perf_counter()
-        before = copy.deepcopy(self.progress)
+        before = replace(self.progress, quarantined=[*self.progress.quarantined])
         self.progress.cursor = self.parts.data.stream.cursor()
         try:
-            taken = self._take(step)
+            taken = self.stepper.take(step, self.progress)
         except Interrupted:
             # Nothing has been trained yet: the step is redone whole when the run resumes.
             self.parts.data.stream.restore(self.progress.cursor)
@@ -113,135 +82,12 @@ class OnlineLoop:
         taken.row["time/tokens_per_second"] = tokens / taken.row["time/step"]
         taken.row["memory/peak_bytes"] = peak_memory()
         self._write(step, taken, looked)
+        seen = None if looked is None else looked.evaluation
+        self.parts.callbacks.step(step, taken.row, seen)
         self._stop_if_told(taken)
         every = self.parts.recipe.run.checkpoint_every
         if every and step % every == 0 and not last:
             self._save()
-
-    def _take(self, step: int) -> Taken:
-        """One step as data. Interruptions may come until the update begins, not later."""
-        parts = self.parts
-        row = self.row = self.learner.row = with_coef(parts.row, self.progress.kl_coef)
-        began = time.perf_counter()
-        parts.engine.load(parts.loaded.model, version=step - 1)
-        synced = time.perf_counter()
-        quarantined = set(self.progress.quarantined)
-        gathered = gather(
-            row,
-            stream=parts.data.stream,
-            engine=parts.engine,
-            grader=parts.grader,
-            prompts=parts.recipe.rollout.prompts_per_step,
-            quarantined=quarantined,
-            interrupt=self.stopper.check,
-        )
-        out = names.rollout_metrics(gathered, prompts=parts.recipe.rollout.prompts_per_step)
-        out.update(names.part_metrics(parts.grader.counts()))
-        out["time/sync"] = synced - began
-        out["time/rollout"] = gathered.rollout_seconds
-        out["time/reward"] = gathered.reward_seconds
-        self._quarantine(gathered, quarantined)
-        self.progress.tokens += gathered.tokens + sum(len(g.prompt.ids) for g in gathered.seen)
-        out["num_tokens"] = self.progress.tokens
-        out["epoch"] = parts.data.stream.epoch
-        out["learning_rate"] = self.learner.optimizer.rate(step)
-        if not gathered.groups:
-            self._count_signal(out, found=False)
-            return Taken(gathered, None, None, out)
-        batch = make_batch(gathered.groups)
-        standing = stand(row, batch, max_new_tokens=parts.recipe.rollout.max_new_tokens)
-        credit = self._learn(step, batch, standing, out)
-        return Taken(gathered, standing, credit, out)
-
-    def _learn(self, step: int, batch: Batch, standing: Standing, out: names.Metrics) -> Credit:
-        """Score, assign and update; after running out of memory, again in smaller pieces."""
-        while True:
-            try:
-                facts, credit, report = self._score_and_update(step, batch, standing, out)
-                break
-            except (MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or self.learner.applied or not self.learner.halve():
-                    raise
-                self.learner.optimizer.clear()
-                self.progress.budget = self.learner.packing.budget
-                self.desk.ledger.event(
-                    "out_of_memory",
-                    f"step {step}: redone with {self.progress.budget} tokens per micro-batch",
-                )
-        out.update(names.credit_metrics(standing, credit))
-        out.update(names.update_metrics(batch, standing, facts, report, self.row))
-        if adapts(self.row):
-            out["kl/coef"] = self.row.kl.coef
-            self.progress.kl_coef = next_coef(self.row, batch, standing, facts, report)
-        self._count_signal(out, found=credit.signal_found)
-        self._count_nonfinite(step, batch, report)
-        return credit
-
-    def _score_and_update(
-        self, step: int, batch: Batch, standing: Standing, out: names.Metrics
-    ) -> tuple[Facts, Credit, UpdateReport]:
-        row, learner = self.row, self.learner
-        began = time.perf_counter()
-        early = needs_facts(row)
-        facts = Facts()
-        if early:
-            # KL in the reward: the advantages need every present completion scored first.
-            plan = learner.plan(batch, standing.present_PG.reshape(-1), step=step)
-            facts = learner.score(batch, plan, old=True, reference=True)
-            credit = assign(row, batch, standing, facts)
-        else:
-            credit = assign(row, batch, standing, facts)
-            plan = learner.plan(batch, credit.forwarded_B, step=step)
-            facts = self._late_facts(step, batch, plan)
-        self.stopper.check()
-        scored = time.perf_counter()
-        report = learner.update(batch, plan, credit.signal, facts, step=step)
-        out["time/score"] = scored - began
-        out["time/update"] = time.perf_counter() - scored
-        return facts, credit, report
-
-    def _late_facts(self, step: int, batch: Batch, plan: Plan) -> Facts:
-        """Old log-probabilities if weights change within the step; the reference if a term or a
-        measurement reads it."""
-        row = self.row
-        old = not self.learner.single_step
-        in_loss = row.kl.place == "loss" and row.kl.coef != 0
-        facts = Facts()
-        if old or in_loss:
-            facts = self.learner.score(batch, plan, old=old, reference=in_loss)
-        measured = row.kl.place != "none" and row.kl.coef == 0 and row.kl.measure_every > 0
-        if measured and (step - 1) % row.kl.measure_every == 0 and plan.passes:
-            seen = self.learner.measure(batch, plan.passes[0])
-            facts = Facts(facts.old_logp_BT, seen.ref_logp_BT, seen.ref_rows)
-        return facts
-
-    def _quarantine(self, gathered: Gathered, quarantined: set[str]) -> None:
-        reasons = {group.prompt.id: unscorable_reason(group) for group in gathered.seen}
-        for prompt in sorted(quarantined - set(self.progress.quarantined)):
-            self.progress.quarantined.append(prompt)
-            text = f"row {prompt} cannot be scored ({reasons[prompt]}), and is not asked again"
-            self.desk.ledger.event("quarantined", text, {"prompt": prompt})
-            if len(self.progress.quarantined) == 1:
-                self.desk.display.note(f"{text}; further ones are in events.jsonl")
-
-    def _count_signal(self, out: names.Metrics, *, found: bool) -> None:
-        self.progress.silent = 0 if found else self.progress.silent + 1
-        out["steps_without_signal"] = self.progress.silent
-
-    def _count_nonfinite(self, step: int, batch: Batch, report: UpdateReport) -> None:
-        for applied in report.applied:
-            self.progress.nonfinite = 0 if applied else self.progress.nonfinite + 1
-            if self.progress.nonfinite >= _NONFINITE_LIMIT:
-                break
-        if not report.skipped:
-            return
-        ids = sorted({batch.groups[int(batch.group_B[row])].prompt.id for row in report.bad_rows})
-        self.desk.ledger.event(
-            "nonfinite",
-            f"step {step}: {report.skipped} optimizer step(s) skipped, because the loss or the "
-            "gradient was not finite",
-            {"prompts": ids},
-        )
 
     def _due_for_evaluation(self, step: int, last: bool) -> bool:
         every = self.parts.recipe.run.eval_every
@@ -271,6 +117,7 @@ class OnlineLoop:
         self.desk.ledger.step(step, row, _eval_rows(looked), _eval_samples(looked))
         self.desk.trackers.log(step, row)
         self._show(step, looked)
+        self.parts.callbacks.evaluation(step, looked.evaluation)
 
     def _write(self, step: int, taken: Taken, looked: Evaluated | None) -> None:
         groups = [train_row(group, dead=dead, kept=kept) for group, dead, kept in _fates(taken)]
@@ -305,7 +152,7 @@ class OnlineLoop:
         """Stops on a finding: no signal, non-finite steps, failing graders."""
         run, row = self.parts.recipe.run, taken.row
         # A count that was saved stops a resumed run only when a step of it adds to the count.
-        if row.get("skipped_steps") and self.progress.nonfinite >= _NONFINITE_LIMIT:
+        if row.get("skipped_steps") and self.progress.nonfinite >= NONFINITE_LIMIT:
             raise StoppedOnFinding(
                 f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
                 "gradient; see the nonfinite events for the prompts, and lower "
@@ -335,13 +182,16 @@ class OnlineLoop:
         began = time.perf_counter()
         self.progress.cursor = self.parts.data.stream.cursor()
         self.progress.budget = self.learner.packing.budget
+        state = asdict(self.progress)
+        if self.stepper.book is not None:
+            state["history"] = self.stepper.book.to_state()
         self.desk.ledger.sync()
         try:
-            save(
+            path = save(
                 self.desk.directory,
                 self.progress.step,
                 tensors(self.learner),
-                asdict(self.progress),
+                state,
                 keep=self.parts.recipe.run.keep,
                 identity=self.desk.identity,
             )
@@ -358,6 +208,7 @@ class OnlineLoop:
         self.desk.ledger.event(
             "checkpoint", f"saved step {self.saved}", {"step": self.saved, "seconds": seconds}
         )
+        self.parts.callbacks.checkpoint(self.saved, path)
 
 
 def _fates(taken: Taken) -> list[tuple[object, bool, bool]]:
@@ -387,13 +238,6 @@ def _eval_samples(looked: Evaluated) -> list[dict[str, object]]:
         for group in looked.groups
         for row in sample_rows(group, advantages=[None], split="eval")
     ]
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
-    )
 
 
 def _said(value: object) -> str:

@@ -34,6 +34,8 @@ class Progress:
     """Optimizer steps in a row refused because of a non-finite loss or gradient."""
     kl_coef: float | None = None
     """The KL coefficient of the next step, where a controller moves it."""
+    history: dict[str, Any] = field(default_factory=dict)
+    """The averages of a history baseline."""
     quarantined: list[str] = field(default_factory=list)
     """Ids of rows that no reward can score."""
     cursor: dict[str, Any] = field(default_factory=dict)

@@ -14,22 +14,24 @@ from surefoot.errors import NotBuiltError
 from surefoot.methods.types import Method, Row
 
 BUILT: Mapping[str, frozenset[str | bool]] = {
-    "greedy_sample": frozenset({False}),
+    "greedy_sample": frozenset({False, True}),
     "keep": frozenset({"all", "informative"}),
     "truncated": frozenset({"score", "mask", "floor"}),
-    "shaping": frozenset({"overlong"}),
+    "shaping": frozenset({"overlong", "length"}),
     "kl": frozenset({"none", "reward_token", "reward_sequence", "loss"}),
     "kl.estimator": frozenset({"k1", "k2", "k3", "k3_ratio"}),
     "kl.controller": frozenset({"fixed", "proportional", "doubling"}),
-    "baseline": frozenset({"none", "batch", "group", "leave_one_out", "length_weighted"}),
+    "baseline": frozenset(
+        {"none", "batch", "group", "leave_one_out", "length_weighted", "greedy", "history", "use"}
+    ),
     "baseline.center": frozenset({"mean", "median"}),
-    "scale": frozenset({"none", "group_std", "group_mean", "batch_std"}),
-    "scale.per_part": frozenset({False}),
+    "scale": frozenset({"none", "group_std", "group_mean", "batch_std", "use"}),
+    "scale.per_part": frozenset({False, True}),
     "credit": frozenset({"broadcast", "reward_to_go"}),
     "whiten": frozenset({"none", "token", "sequence"}),
     "ratio": frozenset({"none", "token", "sequence", "sequence_token", "geometric"}),
     "ratio.to": frozenset({"old", "sampler"}),
-    "gate": frozenset({"none", "clip", "weight", "sigmoid", "divergence"}),
+    "gate": frozenset({"none", "clip", "weight", "sigmoid", "divergence", "use"}),
     "correction": frozenset({"none", "truncate", "mask", "geometric_mask"}),
     "reduce": frozenset({"token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"}),
     "terms": frozenset({"entropy", "stale_mask"}),

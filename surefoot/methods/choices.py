@@ -13,6 +13,7 @@ from typing import Any
 
 from surefoot.methods import signal as s
 from surefoot.methods import update as u
+from surefoot.methods.custom import Custom
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,9 @@ def _family(
     return Family(kinds, key=key, many=many, unread=frozenset(unread))
 
 
+_OWN = Custom("file.py:function")
+"""The shape of a user's function; as a bare word it means nothing, and reading refuses it."""
+
 FAMILIES: Mapping[str, Family] = {
     "keep": _family(s.KeepAll(), s.Informative()),
     "truncated": _family(s.TruncatedScore(), s.TruncatedMask(), s.TruncatedFloor()),
@@ -62,8 +66,9 @@ FAMILIES: Mapping[str, Family] = {
         s.LengthWeighted(),
         s.Greedy(),
         s.History(),
+        _OWN,
     ),
-    "scale": _family(s.NoScale(), s.GroupStd(), s.GroupMeanScale(), s.BatchStd()),
+    "scale": _family(s.NoScale(), s.GroupStd(), s.GroupMeanScale(), s.BatchStd(), _OWN),
     "credit": _family(u.Broadcast(), u.RewardToGo(), u.Process(), u.Gae()),
     "whiten": _family(u.NoWhiten(), u.TokenWhiten(), u.SequenceWhiten()),
     "ratio": _family(
@@ -75,7 +80,7 @@ FAMILIES: Mapping[str, Family] = {
         key="level",
         unread=("to",),
     ),
-    "gate": _family(u.NoGate(), u.Clip(), u.Weight(), u.Sigmoid(), u.Divergence()),
+    "gate": _family(u.NoGate(), u.Clip(), u.Weight(), u.Sigmoid(), u.Divergence(), _OWN),
     "correction": _family(u.NoCorrection(), u.Truncate(), u.Mask(), u.GeometricMask()),
     "reduce": _family(
         u.TokenMean(), u.SequenceMean(), u.SequenceSum(), u.Constant(), u.PromptMean()

@@ -1,7 +1,8 @@
 """Plain values to rows and back: words, mappings and lists as a recipe writes them.
 
 Owns the reading rules: a bare word is that kind with its defaults; a mapping with the
-discriminator is that kind; a mapping without it changes single values of the present kind.
+discriminator is that kind; a mapping with `use` is a user's function; any other mapping changes
+single values of the present kind.
 Refuses to own files and names of rows: `registry.py` finds the row to start from.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 from surefoot.errors import RecipeError
 from surefoot.methods.checks import did_you_mean
 from surefoot.methods.choices import FAMILIES, Family
+from surefoot.methods.custom import Custom
 from surefoot.methods.types import Method, Row
 
 
@@ -93,6 +95,8 @@ def _one(family: Family, raw: Any, current: Any, *, path: str) -> Any:
     if not isinstance(raw, Mapping):
         raise RecipeError(f"{path}: {raw!r} is neither a word nor a mapping")
     values = {str(key): value for key, value in raw.items()}
+    if _is_custom(family, values, current):
+        return _custom(values, current, path=path)
     if family.key in values:
         word = values.pop(family.key)
         # The same kind written out keeps what the row already says for it.
@@ -105,7 +109,34 @@ def _one(family: Family, raw: Any, current: Any, *, path: str) -> Any:
     return _changed(family, start, values, path=path)
 
 
+def _is_custom(family: Family, values: Mapping[str, Any], current: Any) -> bool:
+    """Whether a mapping means a user's function: it says so, or it changes one's options."""
+    if Custom.kind not in family.kinds:
+        return False
+    if family.key in values:
+        return bool(values[family.key] == Custom.kind)
+    return "use" in values or isinstance(current, Custom)
+
+
+def _custom(values: Mapping[str, Any], current: Any, *, path: str) -> Custom:
+    options = {name: value for name, value in values.items() if name not in ("kind", "use")}
+    own = isinstance(current, Custom)
+    use = values.get("use", current.use if own else None)
+    if not isinstance(use, str):
+        raise RecipeError(f"{path}: say which function, as in {{use: my_maths.py:my_function}}")
+    # The same function written out keeps the options that the row already sets.
+    kept = dict(current.options) if own and current.use == use else {}
+    try:
+        return Custom(use, tuple({**kept, **options}.items()))
+    except RecipeError as error:
+        raise RecipeError(f"{path}{str(error).removeprefix('method')}") from error
+
+
 def _prototype(family: Family, word: Any, *, path: str) -> Any:
+    own = Custom.kind in family.kinds and isinstance(word, str)
+    if own and (word == Custom.kind or ":" in word):
+        function = word if ":" in word else "my_maths.py:my_function"
+        raise RecipeError(f"{path}: a function of your own is written {{use: {function}}}")
     if not isinstance(word, str) or word not in family.kinds:
         raise RecipeError(f"{path}: {word!r} is not known{did_you_mean(str(word), family.kinds)}")
     return family.kinds[word]
@@ -163,6 +194,8 @@ def plain_value(annotation: Any, raw: Any, *, path: str) -> Any:
 def _plain(value: Any, name: str) -> Any:
     if isinstance(value, tuple):
         return [_plain(item, name) for item in value]
+    if isinstance(value, Custom):
+        return {"kind": value.kind, **value.plain()}
     if not dataclasses.is_dataclass(value):
         return value
     family = FAMILIES[name]
@@ -173,6 +206,8 @@ def _plain(value: Any, name: str) -> Any:
 def _shown(value: Any, default: Any, name: str) -> Any:
     if isinstance(value, tuple):
         return [_shown(item, None, name) for item in value]
+    if isinstance(value, Custom):
+        return value.plain()
     if not dataclasses.is_dataclass(value):
         return value
     family = FAMILIES[name]

@@ -6,8 +6,6 @@ Refuses to own the values (`table.py`) and their reading (`coerce.py`).
 
 from __future__ import annotations
 
-import importlib
-import runpy
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +13,8 @@ from typing import Any
 
 from surefoot.errors import RecipeError
 from surefoot.methods.checks import did_you_mean
-from surefoot.methods.coerce import with_fields
+from surefoot.methods.coerce import as_mapping, with_fields
+from surefoot.methods.custom import attribute, load_module
 from surefoot.methods.table import ROWS
 from surefoot.methods.types import Method, Preference, Row, Supervised
 
@@ -76,27 +75,24 @@ def resolve(spec: str | Mapping[str, Any], *, base_dir: Path | None = None) -> R
     return with_fields(row, changes)
 
 
+def spec(row: Row) -> dict[str, Any]:
+    """What a recipe's `method` key would say of `row`, whole; `resolve` gives the row back."""
+    plain = as_mapping(row)
+    name = plain.pop("name")
+    if type(_BY_NAME.get(name)) is type(row):
+        return {"name": name, **plain}
+    return {"name": name, "type": type(row).__name__.lower(), **plain}
+
+
 def _load(use: str, base_dir: Path | None) -> Row:
-    place, colon, attribute = use.rpartition(":")
-    if not colon or not place or not attribute:
+    place, colon, name = use.rpartition(":")
+    if not colon or not place or not name:
         raise RecipeError(f"method.use: {use!r} must read file.py:ROW or package.module:ROW")
-    if place.endswith(".py"):
-        path = (base_dir or Path.cwd()) / place
-        if not path.is_file():
-            raise RecipeError(f"method.use: {place} does not exist (looked in {path.parent})")
-        namespace = runpy.run_path(str(path))
-    else:
-        try:
-            namespace = vars(importlib.import_module(place))
-        except ModuleNotFoundError as error:
-            raise RecipeError(f"method.use: cannot import {place}: {error}") from error
-    found = [name for name, value in namespace.items() if isinstance(value, Row)]
-    if attribute not in namespace:
-        raise RecipeError(f"method.use: {place} has no {attribute}{did_you_mean(attribute, found)}")
-    row = namespace[attribute]
+    module = load_module(place, base_dir=base_dir, key="method.use")
+    row = attribute(module, name, key="method.use", place=place)
     if not isinstance(row, Row):
         raise RecipeError(
-            f"method.use: {attribute} in {place} is of type {type(row).__name__}, not a Method, "
+            f"method.use: {name} in {place} is of type {type(row).__name__}, not a Method, "
             "Preference or Supervised row"
         )
     return row

@@ -81,7 +81,10 @@ class Overlong:
 
 @dataclass(frozen=True)
 class LengthShaping:
-    """Within a group, shorter completions gain up to `weight`/2 and longer ones lose as much."""
+    """Within a group, shorter right completions gain up to `weight`/2, longer ones lose as much.
+
+    Wrong ones (score below 1) only lose (Kimi k1.5, arXiv 2501.12599 section 2.3.3).
+    """
 
     kind: ClassVar[str] = "length"
     weight: float = 1.0
@@ -220,7 +223,8 @@ class Greedy:
 class History:
     """An average of earlier steps' rewards (Williams 1992; per task: arXiv 2506.24119).
 
-    `window` in steps is read by mode window, `decay` and `debias` by mode ema.
+    `window` in steps is read by mode window, `decay` and `debias` by mode ema. Under scope prompt
+    no shift is looked for.
     """
 
     kind: ClassVar[str] = "history"
@@ -238,6 +242,12 @@ class History:
         need(0 <= self.decay < 1, "baseline.decay", f"{self.decay} must lie in [0, 1)")
         one_of("baseline.scope", self.scope, ("global", "task", "prompt"))
         one_of("baseline.on_shift", self.on_shift, ("report", "reset"))
+        need(
+            self.scope != "prompt" or self.on_shift == "report",
+            "baseline.on_shift",
+            "reset cannot work under scope prompt, where one value a visit cannot tell a shift "
+            "from learning; set baseline.scope to task or global",
+        )
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,11 @@ from dataclasses import replace
 from surefoot.methods.signal import (
     KL,
     BatchStd,
+    Greedy,
     GroupMean,
     GroupMeanScale,
     GroupStd,
+    History,
     Informative,
     LeaveOneOut,
     LengthWeighted,
@@ -45,6 +47,12 @@ REINFORCE = Method(
 )
 """The whole completion as one action, no baseline (Williams 1992; KL as in arXiv 2402.14740)."""
 
+REINFORCE_MA = replace(REINFORCE, name="reinforce_ma", baseline=History())
+"""Against an average of earlier steps (Williams 1992; cumulative: arXiv 2402.14740 Eq. 8)."""
+
+REMAX = replace(REINFORCE, name="remax", greedy_sample=True, baseline=Greedy())
+"""Against the greedy completion of the same prompt (arXiv 2310.10505)."""
+
 RLOO = Method(
     name="rloo",
     kl=KL("reward_sequence", estimator="k1", coef=0.03, measure_every=10),
@@ -66,6 +74,9 @@ GRPO = Method(
 
 The paper leaves ddof, eps and the clip open; here ddof 1, eps 1e-4 and 0.2.
 """
+
+GDPO = replace(GRPO, name="gdpo", kl=KL(), scale=GroupStd(per_part=True), whiten=SequenceWhiten())
+"""Each part of the reward normalised by its group, then the sum by the step (arXiv 2601.05242)."""
 
 DAPO = Method(
     name="dapo",
@@ -160,12 +171,15 @@ DPPO = replace(
 
 ROWS: tuple[Row, ...] = (
     REINFORCE,
+    REINFORCE_MA,
     REINFORCE_PP,
     REINFORCE_PP_BASELINE,
     RLOO,
     RLOO_MEDIAN,
     OPO,
+    REMAX,
     GRPO,
+    GDPO,
     DR_GRPO,
     LITE_PPO,
     MAXRL,

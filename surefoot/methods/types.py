@@ -13,6 +13,7 @@ from typing import Literal
 from surefoot.methods import signal as s
 from surefoot.methods import update as u
 from surefoot.methods.checks import above, at_least, need, one_of
+from surefoot.methods.custom import Custom
 
 Keep = s.KeepAll | s.Informative
 Truncated = s.TruncatedScore | s.TruncatedMask | s.TruncatedFloor
@@ -25,11 +26,12 @@ Baseline = (
     | s.LengthWeighted
     | s.Greedy
     | s.History
+    | Custom
 )
-Scale = s.NoScale | s.GroupStd | s.GroupMeanScale | s.BatchStd
+Scale = s.NoScale | s.GroupStd | s.GroupMeanScale | s.BatchStd | Custom
 Credit = u.Broadcast | u.RewardToGo | u.Process | u.Gae
 Whiten = u.NoWhiten | u.TokenWhiten | u.SequenceWhiten
-Gate = u.NoGate | u.Clip | u.Weight | u.Sigmoid | u.Divergence
+Gate = u.NoGate | u.Clip | u.Weight | u.Sigmoid | u.Divergence | Custom
 Correction = u.NoCorrection | u.Truncate | u.Mask | u.GeometricMask
 Reduce = u.TokenMean | u.SequenceMean | u.SequenceSum | u.Constant | u.PromptMean
 Term = u.Entropy | u.PositiveNLL | u.StaleMask
@@ -139,6 +141,15 @@ def _check_signal(row: Method) -> None:
         "kl.estimator",
         "k3_ratio needs the probability ratio; set ratio.level to token, or take k3",
     )
+    lengths = any(shape.kind == "length" for shape in row.shaping)
+    need(
+        not lengths or (row.group_size >= 2 and row.baseline.kind != "greedy"),
+        "shaping",
+        "length compares the completions of a group with each other, and the greedy one is not "
+        "among them; set group_size to 2 or more and another baseline, or leave length out",
+    )
+    if row.scale.kind == "group_std" and row.scale.per_part:
+        _check_per_part(row)
     if row.scale.kind in ("group_std", "group_mean"):
         need(
             is_group_relative(row),
@@ -146,6 +157,24 @@ def _check_signal(row: Method) -> None:
             f"{row.scale.kind} divides by a statistic of the group, which is near 0 for equal "
             f"rewards that baseline {row.baseline.kind} leaves non-zero; set baseline to group",
         )
+
+
+def _check_per_part(row: Method) -> None:
+    """What changes the sum of the parts would be lost: each is centred and scaled alone."""
+    whole = row.shaping == () and row.truncated.kind != "floor"
+    need(
+        whole and row.kl.place != "reward_sequence",
+        "scale.per_part",
+        "scales each part of the reward by itself, which leaves no place for shaping, a floor for "
+        "truncated completions or a KL in the reward of the sequence; make them reward parts (such "
+        "as use: length), or set kl.place to loss",
+    )
+    need(
+        row.baseline.kind == "group",
+        "scale.per_part",
+        f"centres each part by its own group, so baseline {row.baseline.kind} is never read; set "
+        "baseline to group",
+    )
 
 
 def _check_credit(row: Method) -> None:

@@ -33,10 +33,16 @@ def export_directory(
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(weights[name])
+    return save_directory(loaded, destination)
+
+
+def save_directory(loaded: LoadedModel, destination: Path) -> Path:
+    """Write the model as it is in memory, whole or not at all; the model itself is not changed."""
+    generation = loaded.model.generation_config
+    ends = None if generation is None else generation.eos_token_id
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     try:
-        generation = loaded.model.generation_config
         if generation is not None:
             generation.eos_token_id = list(loaded.stop_ids)
         loaded.model.save_pretrained(staging)
@@ -47,5 +53,7 @@ def export_directory(
             destination.rmdir()
         staging.rename(destination)
     finally:
+        if generation is not None:
+            generation.eos_token_id = ends
         shutil.rmtree(staging, ignore_errors=True)
     return destination

@@ -23,6 +23,8 @@ from surefoot.models.alias import ALIASES, alias_directory
 from surefoot.models.template import PromptTemplate, stop_ids
 from surefoot.recipe import Recipe
 
+OBJECT = "object"
+"""As model.path: the model that was passed from Python, kept in the run directory."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
@@ -40,11 +42,17 @@ class LoadedModel:
     """sha256 over the weights in memory, the config and the template."""
 
 
-def load_model(recipe: Recipe) -> LoadedModel:
-    """Load the policy that a recipe names. ModelError names the path and the mend."""
+def load_model(recipe: Recipe, *, kept: Path | None = None) -> LoadedModel:
+    """Load the policy that a recipe names. ModelError names the path and the mend.
+
+    `kept` is where the run keeps a model that was passed from Python (model.path `object`).
+    """
     section = recipe.model
     transformers.utils.logging.disable_progress_bar()
-    folder = resolve_directory(section.path, recipe.base_dir)
+    if section.path == OBJECT:
+        folder = _kept(kept)
+    else:
+        folder = resolve_directory(section.path, recipe.base_dir)
     remote = "remote_code" in recipe.run.allow
     where = {"revision": section.revision, "trust_remote_code": remote}
     try:
@@ -64,7 +72,7 @@ def load_model(recipe: Recipe) -> LoadedModel:
         raise ModelError(_why_not(section.path, error)) from error
     _whole(section.path, info)
     template = PromptTemplate(
-        tokenizer, template=section.template, max_context=_context(model.config)
+        tokenizer, template=section.template, max_context=context_of(model.config)
     )
     return wrap_model(model, template, source=section.path)
 
@@ -129,6 +137,15 @@ def resolve_directory(path: str, base_dir: Path | None = None) -> str:
     return path
 
 
+def _kept(folder: Path | None) -> str:
+    if folder is None or not (folder / "config.json").is_file():
+        raise ModelError(
+            f"model.path: {OBJECT} stands for a model that is passed from Python, and none is kept "
+            "here; pass model=, or name a directory or a Hugging Face id"
+        )
+    return str(folder)
+
+
 def _why_not(path: str, error: Exception) -> str:
     first = str(error).strip().split("\n")[0]
     return (
@@ -148,7 +165,8 @@ def _whole(path: str, info: Mapping[str, Any]) -> None:
         )
 
 
-def _context(config: transformers.PretrainedConfig) -> int:
+def context_of(config: transformers.PretrainedConfig) -> int:
+    """The most tokens that a model attends over; without a limit in its config, very many."""
     for name in ("max_position_embeddings", "n_positions", "max_seq_len"):
         value = config.to_dict().get(name)
         if isinstance(value, int) and value > 0:

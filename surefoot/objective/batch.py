@@ -20,6 +20,8 @@ from surefoot.errors import SurefootError
 from surefoot.objective.group import group_normalized
 from surefoot.objective.shapes import check_mask, check_shapes
 
+_ROUNDING = 64 * torch.finfo(torch.float64).eps
+
 
 @dataclass(frozen=True)
 class Whitened:
@@ -108,6 +110,9 @@ def _whitened(value: Tensor, counted: Tensor, *, center: bool, ddof: int, eps: f
         lowest = clean[counted].min()
         mean = lowest + (clean[counted] - lowest).sum() / number
         clean = torch.where(counted, clean - lowest - (mean - lowest), 0.0)
+        # What is left of a value at the mean is the rounding of the sums, and depends on order.
+        rounding = _ROUNDING * clean.abs().max()
+        clean = torch.where(clean.abs() > rounding, clean, 0.0)
     variance = clean.square().sum() / (number - ddof).clamp(min=1)
     divisor = (variance + eps).sqrt()
     return Whitened(torch.where(divisor > 0, clean / divisor, 0.0), mean, variance)

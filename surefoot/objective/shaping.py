@@ -1,15 +1,16 @@
 """What is added to a score before the baseline sees it.
 
-Owns the length penalty of DAPO and the sequence penalty of the divergence.
+Owns the length penalties and the sequence penalty of the divergence.
 Refuses to own the score itself, and which of these a method uses.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from surefoot.errors import SurefootError
-from surefoot.objective.shapes import check_shapes
+from surefoot.objective.shapes import check_mask, check_shapes
 
 
 def soft_overlong(length_B: Tensor, *, max_length: int, cache: int) -> Tensor:
@@ -36,3 +37,23 @@ def subtract_kl(reward_B: Tensor, sequence_kl_B: Tensor, *, coef: float) -> Tens
     """
     check_shapes(B=(reward_B, sequence_kl_B))
     return reward_B.double() - coef * sequence_kl_B.detach().double()
+
+
+def shorter_is_better(length_PG: Tensor, *, right_PG: Tensor, valid_PG: Tensor) -> Tensor:
+    """Compare lengths within a group (arXiv:2501.12599 section 2.3.3).
+
+    x = 0.5 - (n - shortest) / (longest - shortest); a right completion gains x in [-0.5, 0.5], a
+    wrong one min(0, x), so that a short wrong answer is worth nothing more than another.
+    Groups whose valid lengths are all equal, and what is not valid: exactly 0.
+    Shapes: length_PG (tokens), right_PG (bool), valid_PG (bool) -> bonus_PG (float64).
+    """
+    check_shapes(PG=(length_PG, right_PG, valid_PG))
+    check_mask(valid_PG)
+    infinity = float("inf")
+    length_PG = length_PG.double()
+    short_P1 = torch.where(valid_PG, length_PG, infinity).amin(1, keepdim=True)
+    range_P1 = torch.where(valid_PG, length_PG, -infinity).amax(1, keepdim=True) - short_P1
+    spread_P1 = range_P1 > 0
+    bonus_PG = 0.5 - (length_PG - short_P1) / torch.where(spread_P1, range_P1, 1.0)
+    bonus_PG = torch.where(right_PG, bonus_PG, bonus_PG.clamp(max=0.0))
+    return torch.where(valid_PG & spread_P1, bonus_PG, 0.0)

@@ -20,6 +20,8 @@ _SAME: Mapping[str, str] = {
     "delta": "method.gate.cap",
     "num_iterations": "method.epochs",
     "importance_sampling_level": "method.ratio.level",
+    "sapo_temperature_pos": "method.gate.positive",
+    "sapo_temperature_neg": "method.gate.negative",
     "max_completion_length": "rollout.max_new_tokens",
     "temperature": "rollout.temperature",
     "top_p": "rollout.top_p",
@@ -116,6 +118,21 @@ _NULL_MEANS_OFF = frozenset({"top_k", "min_p", "report_to"})
 ALIASES: tuple[str, ...] = (*_SAME, *_TURNED)
 """Every accepted name."""
 
+_EXAMPLES: Mapping[str, str] = {
+    "loss_type": "grpo",
+    "scale_rewards": "group",
+    "lr_scheduler_type": "constant",
+    "report_to": "none",
+}
+
+
+def keys_of(name: str) -> tuple[str, ...]:
+    """The recipe keys that the accepted name `name` sets."""
+    if name in _SAME:
+        return (_SAME[name],)
+    return tuple(_TURNED[name](_EXAMPLES.get(name, 0.5)))
+
+
 _COUNTS_COMPLETIONS = (
     "counts completions per device; set rollout.prompts_per_step (prompts per step, each with "
     "method.group_size completions) and, for memory alone, optim.tokens_per_microbatch"
@@ -148,6 +165,29 @@ EXPLAINED: Mapping[str, str] = {
     "lora_alpha": "set model.lora.alpha",
     "trust_remote_code": "add remote_code to run.allow",
     "warmup_ratio": "set optim.warmup_steps",
+    "num_generations_eval": "evaluation takes one greedy completion per prompt; leave it out",
+    "eval_strategy": "set run.eval_every, in steps; 0 is never",
+    "save_strategy": "set run.checkpoint_every, in steps; 0 is only at the end",
+    "logging_strategy": "every step is logged; leave it out",
+    "log_completions": "completions are always kept, in samples.jsonl; leave it out",
+    "resume_from_checkpoint": "the same call goes on with the run in run.dir; leave it out",
+    "remove_unused_columns": "every column travels to the rewards; leave it out",
+    "shuffle_dataset": "the order of the prompts is drawn from run.seed; leave it out",
+    "data_seed": "set run.seed",
+    "push_to_hub": "write the model with surefoot export, and upload that directory",
+    "disable_dropout": "dropout is always off; leave it out",
+    "use_bias_correction_kl": "set method.kl.estimator to k3_ratio (true) or k3 (false)",
+    "off_policy_mask_threshold": "set method.terms to [{kind: stale_mask, delta: NUMBER}]",
+    "entropy_coef": "set method.terms to [{kind: entropy, weight: NUMBER}]",
+    "multi_objective_aggregation": (
+        "set method.scale to {kind: group_std, per_part: true} for normalize_then_sum"
+    ),
+    "gradient_checkpointing_kwargs": "set model.gradient_checkpointing",
+    "model_init_kwargs": "set the keys of model, such as model.dtype and model.revision",
+    "generation_kwargs": "set the keys of rollout",
+    "train_dataset": "pass data= to surefoot.train, or set data.source",
+    "eval_dataset": "pass eval_data= to surefoot.train, or set data.eval_size",
+    "processing_class": "pass tokenizer= to surefoot.train",
 }
 """Names that mean something else here; the message says what to set."""
 

@@ -37,12 +37,7 @@ BUILT: Mapping[str, tuple[Any, ...]] = {
 }
 """Key -> the values whose functions exist; a key that is not here is built whole."""
 
-BUILT_DATA: Mapping[str, tuple[Any, ...]] = {
-    "from_step": (0,),
-    "until_step": (None,),
-    "max_tokens": (None,),
-    "keep_solve_rate": (None,),
-}
+BUILT_DATA: Mapping[str, tuple[Any, ...]] = {"max_tokens": (None,)}
 BUILT_REWARD: Mapping[str, tuple[Any, ...]] = {"price": (None,)}
 
 

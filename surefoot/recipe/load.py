@@ -16,6 +16,7 @@ from typing import Any
 from surefoot.errors import RecipeError
 from surefoot.methods import Method, Row, base, resolve
 from surefoot.methods.checks import did_you_mean
+from surefoot.methods.registry import spec
 from surefoot.recipe import aliases, built, checks, text
 from surefoot.recipe.explain import validated
 from surefoot.recipe.origins import Origins
@@ -136,6 +137,8 @@ def _opened(name: str, value: Any) -> Any:
 
 
 def _mapping(name: str, value: Any) -> Any:
+    if name == "method" and isinstance(value, Row):
+        return spec(value)
     if isinstance(value, str) and name in _WORD_MEANS:
         return {_WORD_MEANS[name]: value}
     if not isinstance(value, Mapping):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 
 def _whole(value: Any) -> Any:
@@ -22,6 +22,14 @@ def _listed(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(value)
     return (value,) if isinstance(value, str) else value
+
+
+def _window(value: tuple[float, float] | None) -> tuple[float, float] | None:
+    if value is not None and value[0] > value[1]:
+        raise ValueError("the low rate is above the high one")
+    if value == (0, 1):
+        raise ValueError("passes over nothing; leave it out")
+    return value
 
 
 Whole = Annotated[int, BeforeValidator(_whole)]
@@ -95,27 +103,29 @@ class DataSource(Section):
     """One source of rows. Keys that are not listed here are the source's own `options`."""
 
     source: str
-    """A built-in name (addition, reasoning_gym) or a path to a .jsonl file."""
+    """A built-in name (addition, reasoning_gym, rows), a path or a Hugging Face id."""
     split: str | None = None
-    """Part of a dataset that has named parts."""
+    """Part of a dataset that has named parts; null = train, or the only one."""
     columns: Mapping[str, str] = Field(default_factory=dict)
     """What the row calls each of prompt, answer, task, ...: {prompt: question}."""
     task: str | None = None
     """Label of every row of this source; null = the row's own, else `default`."""
     weight: Annotated[float, Field(gt=0)] = 1.0
-    """Share of the stream relative to the other sources."""
+    """Share of the stream relative to the other sources of a step."""
     from_step: Annotated[Whole, Field(ge=0)] = 0
-    """First step at which this source is drawn from."""
-    until_step: Annotated[Whole, Field(ge=1)] | None = None
-    """Step from which on it is no longer drawn from."""
+    """First step at which this source is drawn from; steps count from 1."""
+    until_step: Annotated[Whole, Field(ge=2)] | None = None
+    """First step at which it is no longer drawn from; null = drawn from to the end."""
     max_prompt_tokens: Annotated[Whole, Field(ge=1)] | None = None
     """Longer prompts are dropped and counted; null = what the model's context leaves."""
     max_tokens: Annotated[Whole, Field(ge=1)] | None = None
     """Longer rows are dropped and counted (supervised and preference)."""
     eval_size: Annotated[Whole, Field(ge=0)] = 0
     """Rows taken out of the stream for evaluation."""
-    keep_solve_rate: Annotated[tuple[Share, Share] | None, BeforeValidator(_listed)] = None
-    """Drop prompts whose measured solve rate lies outside [low, high]."""
+    keep_solve_rate: Annotated[
+        tuple[Share, Share] | None, BeforeValidator(_listed), AfterValidator(_window)
+    ] = None
+    """Pass over prompts whose own solve rate in this run lies outside [low, high]."""
     role: Literal["train", "eval"] = "train"
     """eval: every row is for evaluation."""
     options: Mapping[str, Any] = Field(default_factory=dict)

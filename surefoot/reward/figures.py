@@ -1,4 +1,4 @@
-"""Numbers and boxed answers in text, read in time linear in the text.
+"""Numbers, boxed answers and tags in text, read in time linear in the text.
 
 Owns what counts as a number, and when two short answers are the same.
 Refuses to own algebra: `1/2` and `0.5` are the same number here, `x+1` and `1+x` are not the same.
@@ -110,3 +110,15 @@ def same_answer(left: str, right: str) -> bool:
     if left_value is not None and right_value is not None:
         return left_value == right_value
     return plain_answer(left) == plain_answer(right)
+
+
+def check_tag(tag: str) -> None:
+    if not re.fullmatch(r"[A-Za-z][\w-]*", tag):
+        raise ValueError(f"tag is {tag!r}; it is a name such as answer, without brackets")
+
+
+def tagged(text: str, tag: str) -> str | None:
+    """Between the last closing tag and the opening tag nearest before it; None where none is."""
+    end = text.rfind(f"</{tag}>")
+    start = text.rfind(f"<{tag}>", 0, max(end, 0))
+    return None if start < 0 else text[start + len(tag) + 2 : end].strip()

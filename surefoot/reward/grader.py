@@ -1,16 +1,15 @@
 """The grader: every reward on every completion, one three-valued score each (DESIGN law 13).
 
-Owns the order of the rewards, how their verdicts combine, the metrics of the last call, and telling
-each distinct failure once in the log.
-Refuses to own what is done with a missing or unscorable sample: the learner's side drops groups,
-quarantines rows and stops a run that fails too often.
+Owns the order of the rewards, how their verdicts combine, and telling each distinct failure once in
+the log.
+Refuses to own the metrics (`tally.py`), and what is done with a missing or unscorable sample: the
+learner's side drops groups, quarantines rows and stops a run that fails too often.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -29,9 +28,11 @@ from surefoot.reward.contract import (
     sample_of,
 )
 from surefoot.reward.resolve import FunctionPart, Part, Reward, resolve
+from surefoot.reward.tally import Tally
 from surefoot.reward.workers import Failure, Outcome, Workers
 
 log = logging.getLogger(__name__)
+NONE_APPLIES = "no part applies"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,8 @@ class Grader:
     `parts` are a recipe's reward entries, functions, or `FunctionPart`s; `functions` are added
     after them. Construction finds and checks every reward and, if one of them needs it, forks the
     process that later starts workers: build the grader before models, threads and GPUs. `base_dir`
-    is the recipe's folder, beside which `path/file.py:function` is looked for first.
+    is the recipe's folder, beside which `path/file.py:function` is looked for first;
+    `max_new_tokens` is the rollout's cap, for rewards that measure length against it.
 
     A function runs in a worker process: what it prints goes to stderr, its input is empty, and its
     globals are its worker's own. A deadline (`timeout`, wall-clock seconds) counts per sample for a
@@ -63,8 +65,11 @@ class Grader:
         *,
         base_dir: Path | None = None,
         functions: Sequence[Callable[..., Any]] = (),
+        max_new_tokens: int | None = None,
     ) -> None:
-        self.rewards: tuple[Reward, ...] = resolve([*parts, *functions], base_dir=base_dir)
+        self.rewards: tuple[Reward, ...] = resolve(
+            [*parts, *functions], base_dir=base_dir, max_new_tokens=max_new_tokens
+        )
         served = [reward.served for reward in self.rewards if reward.served is not None]
         warm = dict.fromkeys(reward.warm for reward in self.rewards if reward.warm is not None)
         self._workers = Workers(served, warm=tuple(warm)) if served else None
@@ -73,7 +78,7 @@ class Grader:
             for reward in self.rewards
             if reward.served is not None
         }
-        self._counts: dict[str, float] = {}
+        self._tally: Tally | None = None
         self._told: set[tuple[str, str]] = set()
 
     def __enter__(self) -> Grader:
@@ -93,23 +98,20 @@ class Grader:
             self._workers.close()
 
     def counts(self) -> dict[str, float]:
-        """Metrics of the last `score`; what is not known is absent.
+        """Metrics of the last `score` and the calls that it continued (see `Tally.counts`)."""
+        return {} if self._tally is None else self._tally.counts()
 
-        `rewards/<name>/mean` and `/std` (ddof 1) over the samples where that reward gave a value,
-        `rewards/<name>/not_applicable`, `reward_failures` (samples missing by a grader's fault),
-        `reward_unscorable`, `reward_breaker` (verdicts given up after repeated deadlines), seconds
-        under `time/reward` and `time/rewards/<name>`, and what batch rewards log by `log_metric`.
-        """
-        return dict(self._counts)
-
-    def score(self, groups: Sequence[Group]) -> list[Group]:
+    def score(self, groups: Sequence[Group], *, same_step: bool = False) -> list[Group]:
         """The same groups in the same order, with one score per completion.
 
         A completion that the engine itself failed to give is missing without being graded, and not
-        counted as a failure of the rewards.
+        counted as a failure of the rewards. `same_step` adds to the metrics of the call before
+        instead of starting new ones, for a step that samples in several rounds.
         """
         began = time.monotonic()
-        counts: dict[str, float] = {"reward_breaker": 0.0}
+        if self._tally is None or not same_step:
+            self._tally = Tally([reward.name for reward in self.rewards])
+        tally = self._tally
         items = [
             _Item(sample_of(group.prompt, completion), group.prompt.id, completion.version)
             for group in groups
@@ -119,33 +121,40 @@ class Grader:
         verdicts: dict[str, list[PartScore]] = {}
         for reward in self.rewards:
             start = time.monotonic()
-            verdicts[reward.name] = self._verdicts(reward, items, counts) if items else []
-            counts[f"time/rewards/{reward.name}"] = time.monotonic() - start
+            verdicts[reward.name] = self._verdicts(reward, items, tally) if items else []
+            tally.add(reward.name, verdicts[reward.name], seconds=time.monotonic() - start)
         graded = [
             combine(self.rewards, {name: parts[i] for name, parts in verdicts.items()})
             for i in range(len(items))
         ]
-        for name, parts in verdicts.items():
-            counts |= _summary(name, parts)
-        statuses = [score.status for score in graded]
-        counts["reward_failures"] = float(statuses.count(ScoreStatus.INFRA_ERROR))
-        counts["reward_unscorable"] = float(statuses.count(ScoreStatus.UNSCORABLE))
-        counts["time/reward"] = time.monotonic() - began
-        self._counts = counts
+        self._tell_none_applies(items, graded)
+        tally.add_scores(graded, seconds=time.monotonic() - began)
         return _put_back(groups, graded)
 
-    def _verdicts(
-        self, reward: Reward, items: Sequence[_Item], counts: dict[str, float]
-    ) -> list[PartScore]:
+    def _tell_none_applies(self, items: Sequence[_Item], graded: Sequence[Score]) -> None:
+        rows = [
+            item.prompt_id
+            for item, score in zip(items, graded, strict=True)
+            if score.detail == NONE_APPLIES
+        ]
+        if rows and ("", NONE_APPLIES) not in self._told:
+            self._told.add(("", NONE_APPLIES))
+            log.warning(
+                "%d of %d completions have no score, because every reward returned None for them "
+                "(first: row %s); give such rows a reward, or leave them out",
+                len(rows),
+                len(items),
+                rows[0],
+            )
+
+    def _verdicts(self, reward: Reward, items: Sequence[_Item], tally: Tally) -> list[PartScore]:
         if reward.rule is not None:
             return [reward.rule(item.sample) for item in items]
         if reward.batched:
-            return self._batch(reward, items, counts)
-        return self._natives(reward, items, counts)
+            return self._batch(reward, items, tally)
+        return self._natives(reward, items, tally)
 
-    def _natives(
-        self, reward: Reward, items: Sequence[_Item], counts: dict[str, float]
-    ) -> list[PartScore]:
+    def _natives(self, reward: Reward, items: Sequence[_Item], tally: Tally) -> list[PartScore]:
         outcomes = self._run(
             reward,
             [encode_sample(item.sample, item.prompt_id) for item in items],
@@ -155,15 +164,16 @@ class Grader:
         for i, outcome in enumerate(outcomes):
             if outcome.failure is None:
                 verdict = PartScore.from_json(outcome.value)
+            elif outcome.failure is Failure.LIMIT and reward.at_limit is not None:
+                verdict = reward.at_limit(items[i].sample)
+                tally.limits += 1
             else:
                 verdict = self._failure(reward, outcome)
-                counts["reward_breaker"] += outcome.failure is Failure.BREAKER
+                tally.breaker += outcome.failure is Failure.BREAKER
             verdicts.append(self._named(reward, verdict, i))
         return verdicts
 
-    def _batch(
-        self, reward: Reward, items: Sequence[_Item], counts: dict[str, float]
-    ) -> list[PartScore]:
+    def _batch(self, reward: Reward, items: Sequence[_Item], tally: Tally) -> list[PartScore]:
         for item in items:
             check_columns(item.sample.columns, item.prompt_id)
         payload = encode_batch([item.sample for item in items], step=items[0].version)
@@ -171,7 +181,7 @@ class Grader:
         if outcome.failure is not None:
             verdict = self._failure(reward, outcome)
             return [self._named(reward, verdict, None)] * len(items)
-        counts |= {k: v for k, v in outcome.value["metrics"].items() if math.isfinite(v)}
+        tally.logged |= {k: v for k, v in outcome.value["metrics"].items() if math.isfinite(v)}
         if "wrong" in outcome.value:
             (verdict,) = read_reply(outcome.value, 1)
             return [self._named(reward, verdict, None)] * len(items)
@@ -183,7 +193,11 @@ class Grader:
     ) -> list[Outcome]:
         assert self._workers is not None
         return self._workers.run(
-            self._index[reward.name], payloads, timeout=reward.timeout, again=again
+            self._index[reward.name],
+            payloads,
+            timeout=reward.timeout,
+            again=again,
+            recycle=reward.recycle,
         )
 
     def _failure(self, reward: Reward, outcome: Outcome) -> PartScore:
@@ -223,24 +237,13 @@ def combine(rewards: Sequence[Reward], verdicts: dict[str, PartScore]) -> Score:
         reward.weight * value for reward in rewards if (value := parts[reward.name]) is not None
     ]
     if not weighted:
-        return Score(ScoreStatus.INFRA_ERROR, None, parts, "no part applies")
+        return Score(ScoreStatus.INFRA_ERROR, None, parts, NONE_APPLIES)
     total = sum(weighted)
     if not math.isfinite(total):
         detail = f"the weighted sum of {parts} is {total}"
         return Score(ScoreStatus.INFRA_ERROR, None, parts, detail)
     details = [f"{name}: {v.detail}" for name, v in verdicts.items() if v.detail]
     return Score(ScoreStatus.SCORED, total, parts, "; ".join(details))
-
-
-def _summary(name: str, verdicts: Sequence[PartScore]) -> dict[str, float]:
-    values = [v.value for v in verdicts if v.value is not None]
-    applies = [v for v in verdicts if v.status is not ScoreStatus.SCORED or v.value is not None]
-    summary = {f"rewards/{name}/not_applicable": float(len(verdicts) - len(applies))}
-    if values:
-        summary[f"rewards/{name}/mean"] = statistics.fmean(values)
-    if len(values) > 1:
-        summary[f"rewards/{name}/std"] = statistics.stdev(values)
-    return summary
 
 
 def _put_back(groups: Sequence[Group], graded: Sequence[Score]) -> list[Group]:

@@ -6,6 +6,7 @@ Refuses to own what an option means; a schema's own __post_init__ checks its val
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import difflib
 import types
@@ -50,6 +51,10 @@ def _fits(value: Any, hint: Any) -> bool:
         return any(type(value) is type(allowed) and value == allowed for allowed in hint.__args__)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, option) for option in hint.__args__)
+    if origin is tuple:  # tuple[X, ...] alone; a recipe has lists
+        return isinstance(value, list | tuple) and all(_fits(v, hint.__args__[0]) for v in value)
+    if origin is collections.abc.Mapping:
+        return isinstance(value, Mapping)
     if isinstance(value, bool):
         return hint is bool
     return isinstance(value, (int, float) if hint is float else hint)
@@ -61,4 +66,8 @@ def _say(hint: Any) -> str:
         return " or ".join(map(repr, hint.__args__))
     if origin in (typing.Union, types.UnionType):
         return " or ".join(_say(option) for option in hint.__args__)
+    if origin is tuple:
+        return f"a list of {_say(hint.__args__[0])}"
+    if origin is collections.abc.Mapping:
+        return "a mapping"
     return "null" if hint is type(None) else str(hint.__name__)

@@ -24,13 +24,16 @@ from typing import Any, Protocol
 from surefoot.errors import NotBuiltError, RecipeError, RewardError
 from surefoot.reward import batch
 from surefoot.reward.contract import mark_of, serve_native
+from surefoot.reward.cosine import COSINE
+from surefoot.reward.form import FORM
+from surefoot.reward.maths import MATHS
 from surefoot.reward.nursery import Served
 from surefoot.reward.options import fill, nearest
 from surefoot.reward.rules import RULES, Rule
 from surefoot.reward.tasks import TASKS
 
-BUILT_INS = RULES | TASKS
-_LATER = ("code", "judge", "math", "model")
+BUILT_INS = RULES | MATHS | FORM | COSINE | TASKS
+_LATER = ("code", "judge", "model")
 DEFAULT_TIMEOUT = 10.0
 
 
@@ -68,6 +71,7 @@ class Reward:
     """One resolved reward: `rule` runs here, `served` in a worker (one of them is None).
 
     `batched` rewards are called once for all samples. `price` is US dollars per call, if known.
+    `warm`, `recycle` and `at_limit` are those of `rules.Hired`.
     """
 
     name: str
@@ -78,17 +82,25 @@ class Reward:
     served: Served | None = None
     batched: bool = False
     warm: Callable[[], None] | None = None
+    recycle: int | None = None
+    at_limit: Rule | None = None
 
 
 def resolve(
-    parts: Sequence[Part | FunctionPart | Callable[..., Any]], *, base_dir: Path | None = None
+    parts: Sequence[Part | FunctionPart | Callable[..., Any]],
+    *,
+    base_dir: Path | None = None,
+    max_new_tokens: int | None = None,
 ) -> tuple[Reward, ...]:
-    """Every reward of a run, in order. RewardError or RecipeError says what cannot be used."""
+    """Every reward of a run, in order. RewardError or RecipeError says what cannot be used.
+
+    `max_new_tokens` is the rollout's cap, for rewards that measure length against it.
+    """
     if not parts:
         raise RewardError(
             "there is no reward; add one, such as `reward: [{use: numeric}]`, or pass rewards="
         )
-    rewards = tuple(_resolve_one(part, base_dir) for part in parts)
+    rewards = tuple(_resolve_one(part, base_dir, max_new_tokens) for part in parts)
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
@@ -98,29 +110,39 @@ def resolve(
     return rewards
 
 
-def _resolve_one(given: Part | FunctionPart | Callable[..., Any], base: Path | None) -> Reward:
+def _resolve_one(
+    given: Part | FunctionPart | Callable[..., Any], base: Path | None, cap: int | None
+) -> Reward:
     if isinstance(given, FunctionPart):
         return _user_function(given, given.function, _call_name(given.function))
     if hasattr(given, "use"):
         part: Part = given
         if part.use in BUILT_INS:
-            return _built_in(part)
+            return _built_in(part, cap)
         function = find(part.use, base_dir=base)
         return _user_function(part, function, _call_name(function))
     if not callable(given):
         raise RewardError(f"a reward is a recipe entry or a function, not {given!r}")
-    return _resolve_one(FunctionPart(given), base)
+    return _resolve_one(FunctionPart(given), base, cap)
 
 
-def _built_in(part: Part) -> Reward:
+def _built_in(part: Part, cap: int | None) -> Reward:
     built_in = BUILT_INS[part.use]
-    rule = built_in.make(fill(built_in.schema, part.options, reward=part.use))
+    given = dict(part.options)
+    if built_in.cap is not None and given.get(built_in.cap) is None:
+        given[built_in.cap] = cap
+    options = fill(built_in.schema, given, reward=part.use)
+    rule, hired = built_in.make(options), built_in.hire(options)
+    name, settings = _metric_name(part.name or part.use), _settings(part, None)
+    if hired is None:
+        return Reward(name=name, **settings, rule=rule)
     return Reward(
-        name=_metric_name(part.name or part.use),
-        **_settings(part, None),
-        rule=None if built_in.in_worker else rule,
-        served=serve_native(rule, {}) if built_in.in_worker else None,
-        warm=built_in.warm,
+        name=name,
+        **settings,
+        served=serve_native(rule, {}),
+        warm=hired.warm,
+        recycle=hired.recycle,
+        at_limit=hired.at_limit,
     )
 
 

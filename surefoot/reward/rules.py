@@ -1,9 +1,11 @@
 """The built-in rules: exact, numeric, regex, boxed, length.
 
-Owns their options and what each of them scores; every value lies in [0, 1].
-Refuses to own algebraic equality, code execution and models. Soft overlong punishment is a shaping
-of the method row, not a reward. All rules but `regex` take linear time and run in the run's own
-process; a user's pattern can take exponential time, so `regex` runs in a worker.
+Owns their options and what each of them scores; every value lies in [0, 1]. Owns what a built-in
+is, too.
+Refuses to own algebraic equality (`maths.py`), the form of a text (`form.py`), code execution and
+models. Soft overlong punishment is a shaping of the method row, not a reward. All rules but `regex`
+take linear time and run in the run's own process; a user's pattern can take exponential time, so
+`regex` runs in a worker.
 """
 
 from __future__ import annotations
@@ -28,20 +30,42 @@ Rule = Callable[[RewardSample], PartScore]
 
 
 @dataclass(frozen=True, slots=True)
+class Hired:
+    """How a rule runs in a worker process.
+
+    `warm` does slow imports once, before workers are forked. After `recycle` samples a worker is
+    replaced, for libraries that leak. `at_limit` is the verdict on a sample whose text used up the
+    CPU time that the rule allows itself (`limits.py`); without it such an end is a failure.
+    """
+
+    warm: Callable[[], None] | None = None
+    recycle: int | None = None
+    at_limit: Rule | None = None
+
+
+def here(options: Any) -> Hired | None:
+    """The rule runs in the run's own process."""
+    return None
+
+
+@dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A built-in reward: its option schema, and how filled options become a rule."""
+    """A built-in reward: its option schema, how filled options become a rule, and where it runs.
+
+    `cap` names the option that stands for the most new tokens of a rollout where it is not set.
+    """
 
     schema: type[Any]
     make: Callable[[Any], Rule]
-    in_worker: bool = False
-    warm: Callable[[], None] | None = None
+    hire: Callable[[Any], Hired | None] = here
+    cap: str | None = None
 
 
 def _yes(holds: bool) -> PartScore:
     return scored(1.0 if holds else 0.0)
 
 
-def _gold(sample: RewardSample) -> str | None:
+def gold_of(sample: RewardSample) -> str | None:
     return None if sample.answer is None or not sample.answer.strip() else sample.answer
 
 
@@ -64,7 +88,7 @@ def exact(options: ExactOptions) -> Rule:
         return text.casefold() if options.ignore_case else text
 
     def rule(sample: RewardSample) -> PartScore:
-        gold = _gold(sample)
+        gold = gold_of(sample)
         if gold is None:
             return unscorable(NO_ANSWER)
         return _yes(normal(sample.text) == normal(gold))
@@ -102,7 +126,7 @@ def numeric(options: NumericOptions) -> Rule:
         return value(found[-1] if options.which == "last" else found[0])
 
     def rule(sample: RewardSample) -> PartScore:
-        gold = _gold(sample)
+        gold = gold_of(sample)
         if gold is None:
             return unscorable(NO_ANSWER)
         target = only_number(gold)
@@ -160,7 +184,7 @@ def regex(options: RegexOptions) -> Rule:
         return text.casefold() if options.ignore_case else text
 
     def rule(sample: RewardSample) -> PartScore:
-        gold = _gold(sample)
+        gold = gold_of(sample)
         if options.group is not None and gold is None:
             return unscorable(NO_ANSWER)
         found = find(sample.text)
@@ -184,7 +208,7 @@ def boxed(options: BoxedOptions) -> Rule:
     """
 
     def rule(sample: RewardSample) -> PartScore:
-        gold = _gold(sample)
+        gold = gold_of(sample)
         if gold is None:
             return unscorable(NO_ANSWER)
         inner = last_boxed(gold)
@@ -235,7 +259,7 @@ def length(options: LengthOptions) -> Rule:
 RULES: dict[str, BuiltIn] = {
     "exact": BuiltIn(ExactOptions, exact),
     "numeric": BuiltIn(NumericOptions, numeric),
-    "regex": BuiltIn(RegexOptions, regex, in_worker=True),
+    "regex": BuiltIn(RegexOptions, regex, lambda options: Hired()),
     "boxed": BuiltIn(BoxedOptions, boxed),
     "length": BuiltIn(LengthOptions, length),
 }

@@ -9,14 +9,14 @@ from __future__ import annotations
 import functools
 import importlib
 import importlib.util
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from surefoot.errors import RewardError
 from surefoot.reward.contract import PartScore, RewardSample, scored, unscorable
-from surefoot.reward.rules import BuiltIn, Rule
+from surefoot.reward.figures import check_tag, tagged
+from surefoot.reward.rules import BuiltIn, Hired, Rule
 
 COLUMN = "reasoning_gym"
 
@@ -32,8 +32,8 @@ class ReasoningGymOptions:
     tag: str | None = None
 
     def __post_init__(self) -> None:
-        if self.tag is not None and not re.fullmatch(r"[A-Za-z][\w-]*", self.tag):
-            raise ValueError(f"tag is {self.tag!r}; it is a name such as answer, without brackets")
+        if self.tag is not None:
+            check_tag(self.tag)
 
 
 def reasoning_gym(options: ReasoningGymOptions) -> Rule:
@@ -58,20 +58,13 @@ def reasoning_gym(options: ReasoningGymOptions) -> Rule:
             verify = _verifier(row["dataset"])
         except ValueError as error:
             return unscorable(str(error))
-        text = sample.text.strip() if options.tag is None else _tagged(sample.text, options.tag)
+        text = sample.text.strip() if options.tag is None else tagged(sample.text, options.tag)
         if text is None:
             return scored(0.0)
         value = float(verify(answer=text, entry=row["entry"]))
         return scored(value if options.partial else float(value >= 1.0))
 
     return rule
-
-
-def _tagged(text: str, tag: str) -> str | None:
-    """Between the last closing tag and the opening tag nearest before it."""
-    end = text.rfind(f"</{tag}>")
-    start = text.rfind(f"<{tag}>", 0, max(end, 0))
-    return None if start < 0 else text[start + len(tag) + 2 : end].strip()
 
 
 @functools.cache
@@ -84,5 +77,5 @@ def _warm() -> None:
 
 
 TASKS: dict[str, BuiltIn] = {
-    "reasoning_gym": BuiltIn(ReasoningGymOptions, reasoning_gym, in_worker=True, warm=_warm)
+    "reasoning_gym": BuiltIn(ReasoningGymOptions, reasoning_gym, lambda options: Hired(warm=_warm))
 }

@@ -26,6 +26,7 @@ from typing import Any
 
 from surefoot.errors import RewardError
 from surefoot.reward import wire
+from surefoot.reward.limits import LIMIT_SIGNAL
 from surefoot.reward.nursery import Served, run_nursery
 
 WIDTH = 4  # workers of one call
@@ -46,6 +47,7 @@ class Failure(StrEnum):
     DEADLINE = "deadline"
     DIED = "died"
     BREAKER = "breaker"
+    LIMIT = "limit"  # of CPU time, which the function set itself
     START = "start"
 
 
@@ -138,9 +140,15 @@ class _Worker:
     connection: socket.socket
     until: float  # when it must be ready, then when its payload must be answered
     inbox: wire.Inbox = field(default_factory=wire.Inbox)
+    recycle: int | None = None  # payloads after which it is replaced
+    answered: int = 0
     ready: bool = False
     ended: bool = False
     item: int | None = None
+
+    @property
+    def worn(self) -> bool:
+        return self.recycle is not None and self.answered >= self.recycle
 
 
 @dataclass(slots=True)
@@ -149,6 +157,7 @@ class _Call:
     payloads: Sequence[bytes]
     timeout: float
     again: Callable[[Any], bool]
+    recycle: int | None
     queue: deque[int]
     outcomes: list[Outcome | None]
     attempts: list[int]
@@ -163,7 +172,8 @@ class _Call:
         """Keep the outcome, or put the item back for its last attempt within its deadline."""
         self.progress = time.monotonic()
         bad = outcome.failure is not None or self.again(outcome.value)
-        in_time = outcome.failure is not Failure.DEADLINE and self.progress < self.until[item]
+        last = outcome.failure in (Failure.DEADLINE, Failure.LIMIT)
+        in_time = not last and self.progress < self.until[item]
         if bad and in_time and self.attempts[item] < ATTEMPTS:
             self.queue.appendleft(item)
         else:
@@ -208,11 +218,14 @@ class Workers:
         *,
         timeout: float,
         again: Callable[[Any], bool],
+        recycle: int | None = None,
     ) -> list[Outcome]:
         """One outcome per payload (encoded JSON), in order; each has `timeout` seconds.
 
         Exceptions, deaths and replies for which `again` holds are tried once more within the same
-        deadline. After `DEADLINE_KILLS` deadlines the rest is given up (Failure.BREAKER).
+        deadline. After `DEADLINE_KILLS` deadlines the rest is given up (Failure.BREAKER). With
+        `recycle` the function has workers of its own, each replaced after that many payloads, so
+        that the state of other functions is kept.
         """
         if not self._nurse.alive:
             raise RewardError("this grader is closed; build a new one to score more completions")
@@ -221,6 +234,7 @@ class Workers:
             payloads=payloads,
             timeout=timeout,
             again=again,
+            recycle=recycle,
             queue=deque(range(len(payloads))),
             outcomes=[None] * len(payloads),
             attempts=[0] * len(payloads),
@@ -238,18 +252,22 @@ class Workers:
         return [outcome for outcome in call.outcomes if outcome is not None]
 
     def _dispatch(self, call: _Call) -> None:
-        free = [w for w in self._workers[: call.width] if w.item is None and not w.ended]
-        for _ in range(min(call.width - len(self._workers), len(call.queue) - len(free))):
-            self._start()
+        if call.queue:
+            for worker in [w for w in self._workers if w.worn and w.item is None]:
+                self._discard(worker)
+        mine = [w for w in self._workers if w.recycle == call.recycle]
+        free = [w for w in mine[: call.width] if w.item is None and not w.ended]
+        for _ in range(min(call.width - len(mine), len(call.queue) - len(free))):
+            self._start(call.recycle)
         for worker in free:
             if call.queue and worker.ready:
                 self._give(call, worker, call.queue.popleft())
 
-    def _start(self) -> None:
+    def _start(self, recycle: int | None) -> None:
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         self._born += 1
-        worker = _Worker(self._born, ours, time.monotonic() + START_SECONDS)
+        worker = _Worker(self._born, ours, time.monotonic() + START_SECONDS, recycle=recycle)
         self._workers.append(worker)
         try:
             self._nurse.command("fork", worker.number, theirs)
@@ -301,6 +319,7 @@ class Workers:
                 worker.ready = True
             elif worker.item is not None:
                 item, worker.item = worker.item, None
+                worker.answered += 1
                 call.settle(item, _outcome(message))
         if not data:
             # Most likely dead: the nursery's news will say how. If it lives on, this ends it.
@@ -318,7 +337,8 @@ class Workers:
         call.progress = time.monotonic()
         if worker.item is not None:
             how = _how_it_died(news["status"])
-            call.settle(worker.item, Outcome(failure=Failure.DIED, detail=how, place=how))
+            failure = Failure.LIMIT if news["status"] == -LIMIT_SIGNAL else Failure.DIED
+            call.settle(worker.item, Outcome(failure=failure, detail=how, place=how))
         elif not worker.ready:
             call.failed_starts += 1
             if call.failed_starts >= ATTEMPTS:

@@ -13,18 +13,27 @@ from surefoot.records import Group
 
 
 def train_row(group: Group, *, dead: bool, kept: bool = True) -> dict[str, Any]:
-    """One trained group: prompt, task, scores (null where missing), lengths in tokens, stops."""
-    return {
+    """One trained group: prompt, task, scores (null where missing), lengths in tokens, stops.
+
+    `parts` are the values of each reward before weighting; null where it does not apply or failed.
+
+    `greedy_score` is there for methods that take a greedy completion too.
+    """
+    row: dict[str, Any] = {
         "split": "train",
         "prompt": group.prompt.id,
         "position": group.prompt.position,
         "task": group.prompt.task,
         "scores": _values(group),
+        "parts": _parts(group),
         "lengths": [len(completion.ids) for completion in group.completions],
         "stops": [completion.stop.value for completion in group.completions],
         "dead": dead,
         "kept": kept,
     }
+    if group.greedy_score is not None:
+        row["greedy_score"] = group.greedy_score.value
+    return row
 
 
 def eval_row(group: Group, *, correct: bool | None) -> dict[str, Any]:
@@ -64,6 +73,12 @@ def sample_rows(
         }
         for completion, score, advantage in zip(group.completions, scores, advantages, strict=True)
     ]
+
+
+def _parts(group: Group) -> dict[str, list[float | None]]:
+    scores = group.scores or ()
+    names = dict.fromkeys(name for score in scores for name in score.parts)
+    return {name: [score.parts.get(name) for score in scores] for name in names}
 
 
 def _values(group: Group) -> list[float | None]:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +16,14 @@ from surefoot import methods, recipe
 
 def test_the_package_exports_these_names() -> None:
     assert sorted(surefoot.__all__) == [
+        "Callback",
         "Completion",
         "Group",
+        "Method",
         "Prompt",
         "Recipe",
+        "Run",
+        "STOP",
         "Score",
         "__version__",
         "reward_function",
@@ -31,6 +38,19 @@ def test_records_and_recipe_are_the_rooms_own() -> None:
 
     assert surefoot.Score is Score
     assert surefoot.Recipe is recipe.Recipe
+    assert surefoot.Method is methods.Method
+
+
+def test_a_row_written_in_python_loads_no_torch() -> None:
+    check = (
+        "import sys, surefoot\n"
+        "from surefoot.methods import GroupMean\n"
+        "from surefoot.methods.custom import Custom\n"
+        "surefoot.Method(name='mine', baseline=GroupMean(), scale=Custom('maths.py:f'))\n"
+        "assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
@@ -60,12 +80,12 @@ KINDS = {
     "shaping": "overlong length",
     "kl": "none reward_token reward_sequence loss",
     "controller": "fixed proportional doubling",
-    "baseline": "none batch group leave_one_out length_weighted greedy history",
-    "scale": "none group_std group_mean batch_std",
+    "baseline": "none batch group leave_one_out length_weighted greedy history use",
+    "scale": "none group_std group_mean batch_std use",
     "credit": "broadcast reward_to_go process gae",
     "whiten": "none token sequence",
     "ratio": "none token sequence sequence_token geometric",
-    "gate": "none clip weight sigmoid divergence",
+    "gate": "none clip weight sigmoid divergence use",
     "correction": "none truncate mask geometric_mask",
     "reduce": "token_mean sequence_mean sequence_sum constant prompt_mean",
     "terms": "entropy positive_nll stale_mask",
@@ -97,6 +117,9 @@ def test_the_options_of_every_kind() -> None:
         "controller.doubling": "target unit",
         "baseline.leave_one_out": "center",
         "baseline.history": "mode window decay init debias scope on_shift",
+        "baseline.use": "use options",
+        "scale.use": "use options",
+        "gate.use": "use options",
         "scale.group_std": "ddof eps per_part",
         "scale.group_mean": "eps",
         "scale.batch_std": "of ddof eps",
@@ -138,6 +161,18 @@ def test_the_options_of_every_kind() -> None:
         (methods.check_built, "row"),
         (methods.min_group, "row"),
         (methods.is_group_relative, "row"),
+        (
+            surefoot.train,
+            "recipe overrides *rewards *data *eval_data *model *tokenizer *callbacks",
+        ),
+        (surefoot.Run.open, "path *rewards *data *eval_data"),
+        (surefoot.Run.evaluate, "self"),
+        (surefoot.Run.export, "self dest"),
+        (surefoot.Callback.on_step, "self step metrics"),
+        (surefoot.Callback.on_evaluation, "self step evaluation"),
+        (surefoot.Callback.on_checkpoint, "self step path"),
+        (surefoot.Callback.on_end, "self run_path"),
+        (methods.custom.bind, "row *base_dir"),
         (recipe.load, "source overrides *base_dir *outside"),
         (recipe.to_yaml, "recipe"),
         (recipe.to_mapping, "recipe"),
@@ -155,6 +190,35 @@ def test_signatures(function: object, parameters: str) -> None:
     assert " ".join(named) == parameters
 
 
+def test_what_a_run_offers() -> None:
+    public = {name for name in dir(surefoot.Run) if not name.startswith("_")}
+    assert public == {
+        "evaluate",
+        "export",
+        "metrics",
+        "open",
+        "policy",
+        "samples",
+        "summary",
+        "table",
+        "tokenizer",
+    }
+
+
+@pytest.mark.parametrize(
+    ("field", "call"),
+    [
+        ("baseline", "f(reward_PG, *, valid_PG, length_PG, <options>)"),
+        ("scale", "f(advantage_PG, reward_PG, *, valid_PG, <options>)"),
+        ("gate", "f(log_ratio_BT, *, logp_BT, advantage_BT, mask_BT, <options>)"),
+    ],
+)
+def test_the_contracts_of_a_users_functions(field: str, call: str) -> None:
+    assert str(methods.custom.CONTRACTS[field]) == call
+    page = (Path(__file__).resolve().parents[2] / "docs" / "python.md").read_text(encoding="utf-8")
+    assert call.replace(", <options>", "") in page
+
+
 def test_the_attributes_of_a_recipe() -> None:
     assert fields(recipe.Recipe) == (
         "model data reward method critic rollout optim run doctor judge stages origins notes "
@@ -168,6 +232,6 @@ def test_the_accepted_trl_names() -> None:
         "gradient_checkpointing importance_sampling_level learning_rate loss_type "
         "lr_scheduler_type max_completion_length max_grad_norm max_steps min_p "
         "model_name_or_path num_generations num_iterations num_train_epochs output_dir report_to "
-        "save_steps save_total_limit scale_rewards seed temperature top_k top_p warmup_steps "
-        "weight_decay"
+        "sapo_temperature_neg sapo_temperature_pos save_steps save_total_limit scale_rewards seed "
+        "temperature top_k top_p warmup_steps weight_decay"
     )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib.util
 import logging
 import math
 import os
@@ -192,6 +193,58 @@ def test_one_hanging_sample_costs_itself_and_at_most_a_deadline(hang):
         assert scores[1].status is MISSING and "deadline of 0.6 s" in scores[1].detail
         assert grader.counts()["reward_failures"] == 1.0
         assert values(grade(grader, ["a", "b"])) == [1.0, 1.0]
+
+
+MONSTER = "$9^{9^{9^9}}$"
+needs_math_verify = pytest.mark.skipif(
+    importlib.util.find_spec("math_verify") is None, reason="needs the extra math"
+)
+
+
+@needs_math_verify
+def test_a_hang_in_the_algebra_is_missing_and_costs_its_siblings_nothing():
+    with Grader([Entry("math", timeout=2.0, options={"cpu_limit": 60.0})]) as grader:
+        assert values(grade(grader, ["7"])) == [1.0]
+        before = children(nursery(grader))
+        start = time.monotonic()
+        scores = grade(grader, ["7", MONSTER, "8", "$7.0$", "7"])
+        assert time.monotonic() - start <= 2.0 + 2 * SLACK
+        assert values(scores) == [1.0, None, 0.0, 1.0, 1.0]
+        assert scores[1].status is MISSING and "deadline of 2 s" in scores[1].detail
+        assert grader.counts()["reward_failures"] == 1.0
+        assert values(grade(grader, ["7"])) == [1.0]
+        assert wait_until(lambda: set(children(nursery(grader))) - set(before) != set())
+
+
+@needs_math_verify
+def test_texts_that_use_up_the_cpu_limit_are_wrong_and_nothing_is_given_up():
+    texts = [MONSTER] * 5 + ["7"]
+    options = {"cpu_limit": 0.3}
+    cosine = {"max_len": 4, "checker_options": options}
+    parts = [
+        Entry("math", timeout=30.0, options=options),
+        Entry("cosine", timeout=30.0, options=cosine),
+    ]
+    with Grader(parts) as grader:
+        scores = grade(grader, texts)
+        counts = grader.counts()
+    # Two of four tokens: half way between the value of no length and that of all of it.
+    assert [s.parts["math"] for s in scores] == [0.0] * 5 + [1.0]
+    assert [s.parts["cosine"] for s in scores] == pytest.approx([-0.75] * 5 + [0.75])
+    assert "CPU time" in scores[0].detail
+    assert (counts["reward_limits"], counts["reward_failures"]) == (10.0, 0.0)
+    assert counts["reward_breaker"] == 0.0
+
+
+def test_a_cpu_limit_that_no_rule_set_is_a_failure():
+    def f(sample):
+        signal.setitimer(signal.ITIMER_PROF, 0.05)
+        while True:
+            pass
+
+    with Grader([native(f, timeout=20.0)]) as grader:
+        (score,) = grade(grader, ["a"])
+    assert score.status is MISSING and "ended by signal" in score.detail
 
 
 def test_a_hanging_batch_call_loses_the_call_and_no_more():

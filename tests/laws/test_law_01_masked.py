@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from support.hand import CAP, Step, apart, group, make_learner, row, take_step
+from support.hand import Step, apart, credited, group, make_learner, row, take_step
 from support.tiny import architectures
 
 from surefoot.learner.batch import Batch, make_batch
 from surefoot.learner.update import Facts
-from surefoot.loops.credit import assign, stand
 from surefoot.methods import FAMILIES, rows
 from surefoot.records import Completion, Group, ScoreStatus
 
@@ -103,10 +103,10 @@ def test_order_of_rows_and_groups_does_not_matter(name: str, reduce: str) -> Non
     plain = take_step(method, groups(), learner=learner())  # type: ignore[arg-type]
     order, within = (2, 0, 1), (3, 1, 0, 2)
     moved = [
-        Group(
-            groups()[p].prompt,
-            tuple(groups()[p].completions[i] for i in within),
-            tuple((groups()[p].scores or ())[i] for i in within),
+        replace(
+            groups()[p],
+            completions=tuple(groups()[p].completions[i] for i in within),
+            scores=tuple((groups()[p].scores or ())[i] for i in within),
         )
         for p in order
     ]
@@ -124,8 +124,7 @@ def test_a_log_probability_of_zero_is_a_value_and_not_absence() -> None:
     method = row("grpo", group_size=4, kl={"place": "none"})
     learner = make_learner(method)
     batch = make_batch([group([1.0, 0.0, 0.5, 0.0])])
-    standing = stand(method, batch, max_new_tokens=CAP)
-    credit = assign(method, batch, standing, Facts())
+    credit = credited(method, batch)
     plan = learner.plan(batch, credit.forwarded_B, step=1)
     facts = Facts(old_logp_BT=torch.zeros_like(batch.sampled_logp_BT))
     report = learner.update(batch, plan, credit.signal, facts, step=1)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from support.hand import CAP, group, make_learner, no_kl, row, take_step
+from support.hand import credited, group, make_learner, no_kl, row, take_step
 
 from surefoot.learner.batch import make_batch
 from surefoot.learner.update import Facts
-from surefoot.loops.credit import Credit, assign, stand
+from surefoot.loops.credit import Credit
 from surefoot.loops.keep import is_informative
 from surefoot.methods import Method, is_group_relative, rows
 from surefoot.records import Group
@@ -20,7 +20,7 @@ RELATIVE = [name for name, value in rows().items() if is_group_relative(value)]
 
 def credit_of(method: Method, groups: list[Group], facts: Facts | None = None) -> Credit:
     batch = make_batch(groups)
-    return assign(method, batch, stand(method, batch, max_new_tokens=CAP), facts or Facts())
+    return credited(method, batch, facts)
 
 
 def test_float32_copies_have_a_standard_deviation_that_is_not_zero() -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
-from support.hand import CAP, apart, group, no_kl, row, take_step
+from support.hand import apart, credited, group, no_kl, row, stood, take_step
 
 from surefoot.learner.batch import make_batch
-from surefoot.learner.update import Facts
-from surefoot.loops.credit import assign, stand
 from surefoot.methods import FAMILIES, Method, is_group_relative, min_group, rows
 from surefoot.records import Group, ScoreStatus
 
@@ -20,8 +19,7 @@ REDUCTIONS = tuple(FAMILIES["reduce"].kinds)
 
 def advantages(method: Method, *groups: Group) -> list[list[float]]:
     batch = make_batch(groups)
-    standing = stand(method, batch, max_new_tokens=CAP)
-    return assign(method, batch, standing, Facts()).advantage_PG.tolist()  # type: ignore[no-any-return]
+    return credited(method, batch).advantage_PG.tolist()  # type: ignore[no-any-return]
 
 
 def test_the_baseline_is_made_of_the_others() -> None:
@@ -55,9 +53,9 @@ def test_the_rest_of_the_group_is_as_if_it_were_not_there(name: str, reduce: str
     lost = group([0.0] * 5, index=3, lengths=[6] * 5)
     completions.insert(2, lost.completions[4])
     scores.insert(2, group([FAILED]).scores[0])  # type: ignore[index]
-    torn = Group(whole.prompt, tuple(completions), tuple(scores))
+    torn = replace(whole, completions=tuple(completions), scores=tuple(scores))
     more = [*other.completions, lost.completions[1]]
-    torn_other = Group(other.prompt, tuple(more), (*other.scores, scores[2]))  # type: ignore[misc]
+    torn_other = replace(other, completions=tuple(more), scores=(*other.scores, scores[2]))  # type: ignore[misc]
     there = take_step(row(name, group_size=5, reduce=reduce), [torn, torn_other])
     gone = take_step(row(name, group_size=4, reduce=reduce), [whole, other])
     assert apart(there.gradient, gone.gradient) < 1e-5
@@ -77,7 +75,7 @@ def test_by_default_three_quarters_must_be_there(name: str, size: int, least: in
     for valid in range(size + 1):
         scores = [0.0, 1.0] * size
         told = [scores[i] if i < valid else FAILED for i in range(size)]
-        standing = stand(method, make_batch([group(told)]), max_new_tokens=CAP)
+        standing = stood(method, make_batch([group(told)]))
         assert bool(standing.dropped_P[0]) == (valid < least), (valid, least)
 
 

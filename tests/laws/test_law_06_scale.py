@@ -6,31 +6,36 @@ import math
 
 import pytest
 import torch
-from support.hand import CAP, group, no_kl
+from support.hand import credited, group, no_kl
 
 from surefoot.learner.batch import make_batch
-from surefoot.learner.update import Facts
-from surefoot.loops.credit import assign, stand
 from surefoot.methods import GroupStd, Method, describe, rows
 from surefoot.records import Group, ScoreStatus
 
-SCALED = [name for name, row in rows().items() if row.scale.kind == "group_std"]  # type: ignore[union-attr]
-WHITENED = {"reinforce_pp": "token", "reinforce_pp_baseline": "sequence"}
+WHITENED = {"reinforce_pp": "token", "reinforce_pp_baseline": "sequence", "gdpo": "sequence"}
+SCALED = [
+    name
+    for name, row in rows().items()
+    if row.scale.kind == "group_std" and name not in WHITENED  # type: ignore[union-attr]
+]
+# A greedy score or a history stays what it is when a step's rewards grow.
 PLAIN = [
     name
     for name, row in rows().items()
-    if row.scale.kind == "none" and name not in WHITENED  # type: ignore[union-attr]
+    if row.scale.kind == "none"  # type: ignore[union-attr]
+    and name not in WHITENED
+    and row.baseline.kind not in ("greedy", "history")  # type: ignore[union-attr]
 ]
 
 
 def advantages(method: Method, *groups: Group) -> list[list[float]]:
     batch = make_batch(groups)
-    standing = stand(method, batch, max_new_tokens=CAP)
-    return assign(method, batch, standing, Facts()).advantage_PG.tolist()  # type: ignore[no-any-return]
+    return credited(method, batch).advantage_PG.tolist()  # type: ignore[no-any-return]
 
 
 def test_the_rows_concerned() -> None:
     assert {"grpo", "dapo"} <= set(SCALED) and {"reinforce", "rloo"} <= set(PLAIN)
+    assert rows()["gdpo"].scale == GroupStd(ddof=1, eps=1e-4, per_part=True)  # type: ignore[union-attr]
     for name in SCALED:
         assert rows()[name].scale == GroupStd(ddof=1, eps=1e-4, per_part=False)  # type: ignore[union-attr]
 

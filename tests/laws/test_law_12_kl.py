@@ -3,11 +3,22 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from support.hand import CAP, Recorder, group, make_learner, no_kl, prompt, row, score, take_step
+from support.hand import (
+    Recorder,
+    credited,
+    group,
+    make_learner,
+    no_kl,
+    prompt,
+    row,
+    score,
+    take_step,
+)
 from support.loop import make_loop
 
 from surefoot.errors import RecipeError
@@ -15,7 +26,7 @@ from surefoot.learner.batch import make_batch
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Facts
 from surefoot.loops.assemble import keeps_reference
-from surefoot.loops.credit import Credit, assign, needs_facts, stand
+from surefoot.loops.credit import Credit, needs_facts
 from surefoot.methods import Method, rows
 from surefoot.records import Completion, Group, ScoreStatus, StopReason
 
@@ -28,7 +39,7 @@ TWO = [2, 3]
 
 def credit_of(method: Method, groups: list[Group], facts: Facts) -> Credit:
     batch = make_batch(groups)
-    return assign(method, batch, stand(method, batch, max_new_tokens=CAP), facts)
+    return credited(method, batch, facts)
 
 
 def test_reward_sequence_enters_before_the_baseline() -> None:
@@ -170,7 +181,8 @@ def _sampled(policy: Scorer, count: int) -> list[Group]:
         Completion((int(t),), (float(logp_V[t]),), StopReason.STOP, 0, i, "")
         for i, t in enumerate(tokens)
     )
-    return [Group(prompt(), completions, tuple(score(0.0) for _ in completions))]
+    scores = tuple(score(0.0) for _ in completions)
+    return [replace(group([0.0]), completions=completions, scores=scores)]
 
 
 def _exact_kl(policy: Scorer, reference: Scorer) -> float:

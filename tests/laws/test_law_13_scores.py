@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from support.hand import CAP, Told, group, no_kl
+from support.hand import Told, group, no_kl, stood
 from support.loop import make_loop, plain_script
 
 from surefoot.errors import DataError, StoppedOnFinding
 from surefoot.learner.batch import make_batch
-from surefoot.loops.credit import stand
 from surefoot.methods import rows
 from surefoot.records import Prompt, Score, ScoreStatus, StopReason
 from surefoot.reward import Grader
@@ -92,7 +91,7 @@ def test_unscorable_drops_the_group_whole(name: str) -> None:
     """One completion is enough: it is the row's fault, not the completion's."""
     method = no_kl(name, group_size=8)
     batch = make_batch([group([1.0, 0.0] * 3 + [1.0, UNSCORABLE]), group([1.0, 0.0] * 4, index=1)])
-    standing = stand(method, batch, max_new_tokens=CAP)
+    standing = stood(method, batch)
     assert standing.dropped_P.tolist() == [True, False]
     assert not standing.present_PG[0].any() and standing.present_PG[1].all()
 
@@ -114,7 +113,7 @@ def test_the_row_is_quarantined_and_asked_never_again(tiny_model: Path, tmp_path
     )
     stream = bench.parts.data.stream
     start = stream.cursor()
-    texts = {p.id: p.text for p in stream.take(4)}
+    texts = {p.id: p.text for p in stream.take(4, step=1)}
     stream.restore(start)
     assert len(texts) == 4
     victim = sorted(texts)[2]

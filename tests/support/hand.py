@@ -17,13 +17,17 @@ from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import keeps_reference
-from surefoot.loops.credit import Credit, Standing, assign, needs_facts, stand
-from surefoot.methods import Method, resolve
+from surefoot.loops.credit import Credit, assign, needs_facts
+from surefoot.loops.history import HistoryBook
+from surefoot.loops.standing import Standing, stand
+from surefoot.methods import History, Method, resolve
 from surefoot.recipe.schema import Optim
 from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
 
 CAP = 10
 """`max_new_tokens` of every step here."""
+WEIGHTS = {"r": 1.0}
+"""The one part that scores here have."""
 Told = float | ScoreStatus | Score
 
 
@@ -60,7 +64,10 @@ def group(
     lengths: Sequence[int] | None = None,
     stops: Sequence[StopReason] | None = None,
 ) -> Group:
-    """One completion per score; token ids are a function of prompt, sample and place."""
+    """One completion per score; token ids are a function of prompt, sample and place.
+
+    The greedy completion scores 0.25.
+    """
     count = len(scores)
     lengths = lengths or [2 + (3 * index + i) % 4 for i in range(count)]
     stops = stops or [StopReason.STOP] * count
@@ -69,7 +76,26 @@ def group(
         ids = tuple(8 + (31 * index + 13 * sample + 5 * t) % 80 for t in range(length))
         logps = tuple(-1.0 - 0.1 * t for t in range(length))
         completions.append(Completion(ids, logps, stop, 0, sample, f"text {sample}"))
-    return Group(prompt(index), tuple(completions), tuple(score(told) for told in scores))
+    greedy = Completion((9, 2), (-0.1, -0.1), StopReason.STOP, 0, 0, "greedy")
+    told = tuple(score(said) for said in scores)
+    return Group(prompt(index), tuple(completions), told, greedy, score(0.25))
+
+
+def stood(method: Method, batch: Batch) -> Standing:
+    return stand(method, batch, max_new_tokens=CAP, weights=WEIGHTS)
+
+
+def credited(method: Method, batch: Batch, facts: Facts | None = None) -> Credit:
+    """Stand and assign; a history baseline has seen one reward of 0.5 before."""
+    return assigned(method, batch, stood(method, batch), facts or Facts())
+
+
+def assigned(method: Method, batch: Batch, standing: Standing, facts: Facts) -> Credit:
+    book = None
+    if isinstance(method.baseline, History):
+        book = HistoryBook(method.baseline)
+        book.learn([("p", "default", [0.5])], step=1)
+    return assign(method, batch, standing, facts, book=book)
 
 
 class Recorder(Optimizer):
@@ -143,7 +169,7 @@ def take_step(
     not be looked at: padding, absent completions, tokens that were not scored."""
     learner = learner or make_learner(method)
     batch = groups if isinstance(groups, Batch) else make_batch(groups)
-    standing = stand(method, batch, max_new_tokens=CAP)
+    standing = stood(method, batch)
     present_B = standing.present_PG.reshape(-1)
     hidden_BT = ~(batch.mask_BT & present_B[:, None])
     facts = Facts()
@@ -151,9 +177,9 @@ def take_step(
         plan = learner.plan(batch, present_B, step=1)
         facts = learner.score(batch, plan, old=True, reference=True)
         facts = _poisoned(facts, hidden_BT) if poison else facts
-        credit = assign(method, batch, standing, facts)
+        credit = assigned(method, batch, standing, facts)
     else:
-        credit = assign(method, batch, standing, facts)
+        credit = assigned(method, batch, standing, facts)
         plan = learner.plan(batch, credit.forwarded_B, step=1)
         in_loss = method.kl.place == "loss" and method.kl.coef != 0
         old = not learner.single_step

@@ -36,7 +36,7 @@ class ScriptedGrader:
         self.asked: list[list[str]] = []
         self._last: dict[str, float] = {}
 
-    def score(self, groups: Sequence[Group]) -> list[Group]:
+    def score(self, groups: Sequence[Group], *, same_step: bool = False) -> list[Group]:
         call = len(self.asked)
         self.asked.append([g.prompt.id for g in groups])
         scored = [
@@ -94,6 +94,10 @@ class Bench:
         return read_groups(self.path, split="train")
 
 
+def _rows(count: int) -> list[dict[str, str]]:
+    return [{"prompt": f"question {i}", "answer": str(i), "id": f"r{i}"} for i in range(count)]
+
+
 def make_loop(
     model: Path,
     run: Path,
@@ -106,12 +110,16 @@ def make_loop(
     steps: int = 2,
     rate: float = 1e-3,
     settings: Mapping[str, Any] | None = None,
+    sources: Sequence[Mapping[str, Any]] | None = None,
 ) -> Bench:
-    """Assemble a run as `train` does, with the engine and the grader replaced by scripts."""
+    """Assemble a run as `train` does, with the engine and the grader replaced by scripts.
+
+    `sources` are data sections of their own; without them `rows` questions are made here.
+    """
     recipe = load(
         {
             "model": {"path": str(model)},
-            "data": {"source": "rows"},
+            "data": [dict(s) for s in sources] if sources else {"source": "rows"},
             "reward": [{"use": "exact"}],
             "method": dict(method),
             "rollout": {"prompts_per_step": prompts, "max_new_tokens": 10},
@@ -124,10 +132,9 @@ def make_loop(
                 **(settings or {}),
             },
         },
-        outside=("data",),
+        outside=() if sources else ("data",),
     )
-    data = [{"prompt": f"question {i}", "answer": str(i), "id": f"r{i}"} for i in range(rows)]
-    parts = assemble(recipe, Outside(rows=data), interrupt=lambda: None)
+    parts = assemble(recipe, Outside(rows=None if sources else _rows(rows)), interrupt=lambda: None)
     recipe = parts.recipe = resolve_budget(recipe, parts.loaded)
     parts.grader.close()
     grader = ScriptedGrader(judge, parts.grader.rewards)

@@ -44,6 +44,7 @@ class RolloutPart:
 @dataclass(frozen=True)
 class RunPart:
     seed: int = 0
+    steps: int | None = None
 
 
 @dataclass(frozen=True)
@@ -84,8 +85,14 @@ def _word_id(word: str) -> int:
     return 10 + sum(map(ord, word)) % 9000
 
 
-def recipe(*specs: Spec, seed: int = 0, system: str | None = None, new: int = 16) -> Recipe:
-    return Recipe(specs, ModelPart(system), RolloutPart(new), RunPart(seed))
+def recipe(
+    *specs: Spec,
+    seed: int = 0,
+    system: str | None = None,
+    new: int = 16,
+    steps: int | None = None,
+) -> Recipe:
+    return Recipe(specs, ModelPart(system), RolloutPart(new), RunPart(seed, steps))
 
 
 def write_lines(path: Path, *rows: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from surefoot.learner import loss
-from surefoot.loops import control, credit
+from surefoot.loops import control, credit, standing
 from surefoot.methods import BUILT, FAMILIES, Method, check_built, rows
 from surefoot.objective import kl, reduce
 
@@ -15,7 +15,7 @@ from surefoot.objective import kl, reduce
     [
         ("baseline", set(credit.BASELINES)),
         ("scale", set(credit.SCALES)),
-        ("shaping", set(credit.SHAPINGS)),
+        ("shaping", set(standing.SHAPINGS)),
         ("credit", set(credit.CREDITS)),
         ("gate", set(loss.GATES)),
         ("ratio", set(loss.RATIOS)),

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.hand import CAP, group, row
+from support.hand import group, row, stood
 from support.loop import make_loop
 
 from surefoot.learner.batch import make_batch
 from surefoot.learner.update import Facts, UpdateReport
 from surefoot.loops.control import next_coef, with_coef
-from surefoot.loops.credit import stand
 from surefoot.methods import Method
 
 PROPORTIONAL = {"kind": "proportional", "target": 1.0, "horizon": 10, "unit": "sequence"}
@@ -36,7 +35,7 @@ def coef_after(kind: Method, *, gap: float = 0.5, known: bool = True, ref: bool 
     report = UpdateReport(
         1, 0, (True,), 0.0, 0.0, {}, 0, (), zeros, batch.mask_BT & torch.tensor(known), {}
     )
-    standing = stand(kind, batch, max_new_tokens=CAP)
+    standing = stood(kind, batch)
     return next_coef(kind, batch, standing, facts, report)
 
 

@@ -20,7 +20,7 @@ def data_of(eval_size=0, seed=0, **options):
 
 def test_a_row_asks_for_the_sum():
     data = data_of(min_operand=7, max_operand=7)
-    (prompt,) = data.stream.take(1)
+    (prompt,) = data.stream.take(1, step=1)
     assert prompt.text == "What is 7 + 7?"
     assert (prompt.answer, prompt.task, prompt.id) == ("14", "addition", "7+7")
     assert prompt.messages is None
@@ -29,7 +29,7 @@ def test_a_row_asks_for_the_sum():
 def test_defaults_ask_all_pairs_of_0_to_50():
     data = data_of()
     assert len(data.stream) == 51 * 51
-    answers = {int(p.answer) for p in data.stream.take(len(data.stream))}
+    answers = {int(p.answer) for p in data.stream.take(len(data.stream), step=1)}
     assert answers == set(range(101))
 
 
@@ -37,7 +37,7 @@ def test_defaults_ask_all_pairs_of_0_to_50():
 def test_held_out_pairs_are_trained_in_neither_order(eval_size):
     data = data_of(eval_size, max_operand=10)
     tested = [pair(p) for p in data.eval_prompts]
-    trained = {pair(p) for p in data.stream.take(len(data.stream))}
+    trained = {pair(p) for p in data.stream.take(len(data.stream), step=1)}
     assert len(tested) == len(set(tested)) == eval_size
     assert not trained & set(tested)
     assert len(trained) + eval_size == 66
@@ -86,7 +86,7 @@ def test_role_eval_with_a_size_gives_the_held_out_pairs_only():
 
 def test_question_template():
     data = data_of(max_operand=0, question="{b} plus {a} =")
-    assert data.stream.take(1)[0].text == "0 plus 0 ="
+    assert data.stream.take(1, step=1)[0].text == "0 plus 0 ="
 
 
 @pytest.mark.parametrize("question", ["What is {a}?", "{a} {b} {c}", "{a + {b}", "{} + {}"])

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import gzip
 import json
 import re
 
+import numpy as np
 import pytest
 from data_stand_ins import Spec, Words, recipe, write_lines
 
 from surefoot.data import build
-from surefoot.errors import DataError, NotBuiltError, RecipeError
+from surefoot.errors import DataError, RecipeError
 
 GOOD = {"prompt": "one two", "answer": "3"}
 
 
 def prompts_of(path, rows=None, encoder=None, **spec):
     data = build(recipe(Spec(str(path), **spec)), encoder or Words(), rows=rows)
-    return sorted(data.stream.take(len(data.stream)), key=lambda p: p.text)
+    return sorted(data.stream.take(len(data.stream), step=1), key=lambda p: p.text)
 
 
 def test_a_row_becomes_a_prompt(tmp_path):
@@ -144,7 +147,7 @@ def test_when_nothing_valid_is_left_it_says_so(tmp_path):
 def test_lone_surrogates_are_replaced_and_pairs_are_not(tmp_path):
     line = r'{"prompt": "a \ud800 b \ud83d\ude00", "\udfffk": ["\udc00"]}'
     data = build(recipe(Spec(write_lines(tmp_path / "a.jsonl", line))), Words())
-    (prompt,) = data.stream.take(1)
+    (prompt,) = data.stream.take(1, step=1)
     assert prompt.text == "a \ufffd b \U0001f600"
     assert prompt.columns == {"\ufffdk": ["\ufffd"]}
     assert data.report.counts()["surrogates"] == 3
@@ -244,6 +247,102 @@ def test_a_mapped_answer_must_be_there(tmp_path):
         prompts_of(nulls, columns={"answer": "gold"})
 
 
+GSM8K = {
+    "question": "Ann has 16 eggs.",
+    "answer": "She sells <<16-3=13>>13 eggs, at $1,000 each.\n#### 13,000",
+}
+
+
+def test_the_gold_of_gsm8k_is_bare(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", GSM8K)
+    columns = {"prompt": "question"}
+    (prompt,) = prompts_of(path, columns=columns, options={"answer_format": "gsm8k"})
+    assert prompt.answer == prompt.columns["answer"] == "13000"
+    (whole,) = prompts_of(path, columns=columns)
+    assert whole.answer == whole.columns["answer"] == GSM8K["answer"]
+    # The text with the reasoning travels under another name where a reward wants it.
+    columns["solution"] = "answer"
+    (prompt,) = prompts_of(path, columns=columns, options={"answer_format": "gsm8k"})
+    assert (prompt.answer, prompt.columns["solution"]) == ("13000", GSM8K["answer"])
+
+
+@pytest.mark.parametrize(
+    ("text", "gold"),
+    [
+        ("#### 42", "42"),
+        ("a\n####-1,234,567.5 ", "-1234567.5"),
+        ("#### 3\n#### 4", "4"),
+        ("#### 1,2", "1,2"),
+        ("#### 7 apples", "7 apples"),
+    ],
+)
+def test_what_follows_the_last_mark_is_the_gold(tmp_path, text, gold):
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "q", "answer": text})
+    (prompt,) = prompts_of(path, options={"answer_format": "gsm8k"})
+    assert prompt.answer == gold
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "q", "answer": "42"}, r":2: answer column 'answer' has no answer after ####"),
+        ({"prompt": "q", "answer": "so #### "}, r":2: answer column 'answer' has no answer after"),
+        ({"prompt": "q", "answer": 42}, r":2: answer column 'answer' has no answer after ####"),
+        ({"prompt": "q"}, r":2: column 'answer' is missing"),
+    ],
+)
+def test_a_row_without_a_gold_is_refused(tmp_path, row, message):
+    path = write_lines(tmp_path / "a.jsonl", {"prompt": "p", "answer": "#### 1"}, row)
+    with pytest.raises(DataError, match=message):
+        prompts_of(path, options={"answer_format": "gsm8k"})
+
+
+def test_an_unknown_answer_format_is_refused(tmp_path):
+    path = write_lines(tmp_path / "a.jsonl", GOOD)
+    with pytest.raises(RecipeError, match=r"data\.answer_format is 'gsm', .* one of: gsm8k"):
+        prompts_of(path, options={"answer_format": "gsm"})
+    with pytest.raises(RecipeError, match=r"'addition' has no such option"):
+        build(recipe(Spec("addition", options={"answer_format": "gsm8k"})), Words())
+
+
+def test_nested_columns_are_reached_by_a_path(tmp_path):
+    row = {"prompt": "q", "reward_model": {"ground_truth": "5"}, "extra.info": 1, "extra": {"k": 2}}
+    path = write_lines(tmp_path / "a.jsonl", row)
+    columns = {"answer": "reward_model.ground_truth", "dotted": "extra.info", "deep": "extra.k"}
+    (prompt,) = prompts_of(path, columns=columns)
+    assert (prompt.answer, prompt.columns["dotted"], prompt.columns["deep"]) == ("5", 1, 2)
+    with pytest.raises(DataError, match=r":1: column 'extra\.none' is missing"):
+        prompts_of(path, columns={"answer": "extra.none"})
+
+
+def test_python_values_of_numpy_and_of_the_calendar_become_plain():
+    row = {
+        "prompt": "a",
+        "n": np.int64(3),
+        "x": np.float32(0.5),
+        "v": np.array([[1, 2], [3, 4]]),
+        "day": datetime.date(2024, 2, 29),
+        "price": decimal.Decimal("1.50"),
+    }
+    (prompt,) = build(recipe(Spec("rows")), Words(), rows=[row]).stream.take(1, step=1)
+    assert prompt.columns == {
+        "n": 3,
+        "x": 0.5,
+        "v": [[1, 2], [3, 4]],
+        "day": "2024-02-29",
+        "price": "1.50",
+    }
+    assert [type(prompt.columns[name]) for name in ("n", "x", "v")] == [int, float, list]
+    with pytest.raises(DataError, match=r"data\[0\]: column 'v' holds nan"):
+        build(recipe(Spec("rows")), Words(), rows=[{"prompt": "a", "v": np.array([np.nan])}])
+
+
+def test_a_null_key_of_a_message_is_no_key(tmp_path):
+    message = {"role": "user", "content": "x", "name": None}
+    (prompt,) = prompts_of(write_lines(tmp_path / "a.jsonl", {"prompt": [message]}))
+    assert prompt.messages == ({"role": "user", "content": "x"},)
+
+
 def test_a_rename_onto_an_existing_column_is_refused(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {"prompt": "a", "level": 1, "rank": 2})
     with pytest.raises(DataError, match="'level' cannot be renamed 'rank'"):
@@ -253,10 +352,9 @@ def test_a_rename_onto_an_existing_column_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("source", "error", "message"),
     [
-        ("d.parquet", NotBuiltError, r"data\.source: d\.parquet"),
-        ("d.arrow", NotBuiltError, r"data\.source: d\.arrow"),
-        ("openai/gsm8k", NotBuiltError, r"openai/gsm8k looks like a dataset of the Hugging Face"),
-        ("org/set-v1.1", NotBuiltError, r"Hugging Face"),
+        ("d.parquet", DataError, r"there is no file d\.parquet"),
+        ("d.arrow", DataError, r"there is no file d\.arrow"),
+        ("/no/such/directory", RecipeError, r"unknown source '/no/such/directory'"),
         ("d.pkl", DataError, r"can carry code and are never read"),
         ("d.csv", DataError, r"this format is not read"),
         ("additon", RecipeError, r"unknown source 'additon'\. Did you mean 'addition'\?"),
@@ -287,6 +385,21 @@ def test_python_rows_need_the_source_and_the_source_needs_rows():
         build(recipe(Spec("rows")), Words())
     with pytest.raises(RecipeError, match="source 'rows' exactly once"):
         build(recipe(Spec("addition")), Words(), rows=[GOOD])
+
+
+def test_rows_for_evaluation_have_a_source_of_their_own():
+    specs = recipe(Spec("rows"), Spec("rows", role="eval"))
+    data = build(specs, Words(), rows=[GOOD], eval_rows=[{"prompt": "x"}, {"prompt": "y"}])
+    assert [p.text for p in data.stream.take(1, step=1)] == ["one two"]
+    assert [p.text for p in data.eval_prompts] == ["x", "y"]
+    with pytest.raises(DataError, match=r"eval_data\[0\]: prompt column 'prompt' is empty"):
+        build(specs, Words(), rows=[GOOD], eval_rows=[{"prompt": ""}])
+    with pytest.raises(RecipeError, match=r"passed as eval_data.*role: eval"):
+        build(recipe(Spec("rows")), Words(), rows=[GOOD], eval_rows=[GOOD])
+    with pytest.raises(RecipeError, match=r"passed as data.*exactly once"):
+        build(specs, Words(), rows=[GOOD])
+    with pytest.raises(RecipeError, match="no rows were passed"):
+        build(specs, Words(), eval_rows=[GOOD])
 
 
 def test_python_rows_and_the_file_of_them_have_one_hash(tmp_path):

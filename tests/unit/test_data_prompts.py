@@ -9,6 +9,8 @@ from data_stand_ins import Spec, Words, recipe, write_lines
 
 from surefoot.data import build
 from surefoot.errors import DataError, NotBuiltError, RecipeError
+from surefoot.models import load_model
+from surefoot.recipe import load
 
 USER = {"role": "user", "content": "one two"}
 
@@ -19,7 +21,7 @@ def built(rows, encoder=None, *, system=None, new=16, **spec):
 
 
 def only(rows, encoder=None, **spec):
-    (prompt,) = built(rows, encoder, **spec).stream.take(1)
+    (prompt,) = built(rows, encoder, **spec).stream.take(1, step=1)
     return prompt
 
 
@@ -88,7 +90,7 @@ def test_control_tokens_are_refused_counted_or_allowed():
 def test_a_prompt_of_exactly_the_limit_stays():
     rows = [{"prompt": "a"}, {"prompt": "a b"}, {"prompt": "a b c"}]  # 4, 5 and 6 ids
     data = built(rows, max_prompt_tokens=5)
-    assert {p.text for p in data.stream.take(2)} == {"a", "a b"}
+    assert {p.text for p in data.stream.take(2, step=1)} == {"a", "a b"}
     report = data.report.sources[0]
     assert (report.too_long, report.train, report.limit) == (1, 2, 5)
 
@@ -139,7 +141,7 @@ def test_training_rows_that_are_in_the_eval_set_are_removed(tmp_path):
     train = write_lines(tmp_path / "t.jsonl", {"prompt": "ONE"}, {"prompt": "two"}, {"prompt": "3"})
     tested = write_lines(tmp_path / "e.jsonl", {"prompt": " one "}, {"prompt": "four"})
     data = build(recipe(Spec(train), Spec(tested, role="eval")), Words())
-    assert {p.text for p in data.stream.take(2)} == {"two", "3"}
+    assert {p.text for p in data.stream.take(2, step=1)} == {"two", "3"}
     assert [p.text for p in data.eval_prompts] == [" one ", "four"]
     assert data.report.counts()["overlap"] == 1
     assert any("same prompt is in the eval set" in line for line in data.report.lines())
@@ -152,7 +154,7 @@ def test_held_out_rows_are_different_prompts_and_not_trained():
     data = built(rows, eval_size=4)
     tested = {p.text for p in data.eval_prompts}
     assert len(tested) == len(data.eval_prompts) == 4
-    trained = {p.text for p in data.stream.take(len(data.stream))}
+    trained = {p.text for p in data.stream.take(len(data.stream), step=1)}
     assert trained == {f"p{i}" for i in range(10)} - tested
     counts = data.report.counts()
     assert (counts["train"], counts["eval"], counts["overlap"], counts["rows"]) == (18, 4, 8, 30)
@@ -165,7 +167,9 @@ def test_the_split_is_the_same_for_every_run_seed():
     first, second = split(1), split(2)
     assert [p.id for p in first.eval_prompts] == [p.id for p in second.eval_prompts]
     assert first.hash == second.hash
-    assert [p.id for p in first.stream.take(9)] != [p.id for p in second.stream.take(9)]
+    assert [p.id for p in first.stream.take(9, step=1)] != [
+        p.id for p in second.stream.take(9, step=1)
+    ]
     assert [p.text for p in first.eval_prompts] != [f"p{i} " for i in range(5)]
 
 
@@ -186,14 +190,14 @@ def test_ids_of_several_sources_carry_their_source(tmp_path):
     first = write_lines(tmp_path / "a.jsonl", {"prompt": "x", "id": "1"})
     second = write_lines(tmp_path / "b.jsonl", {"prompt": "y", "id": "1"})
     data = build(recipe(Spec(first), Spec(second), Spec(first, role="train")), Words())
-    assert {p.id for p in data.stream.take(60)} == {"a.jsonl/1", "b.jsonl/1", "a.jsonl#2/1"}
+    assert {p.id for p in data.stream.take(60, step=1)} == {"a.jsonl/1", "b.jsonl/1", "a.jsonl#2/1"}
 
 
 def test_weights_of_the_recipe_reach_the_stream(tmp_path):
     first = write_lines(tmp_path / "a.jsonl", *numbered(3))
     second = write_lines(tmp_path / "b.jsonl", *numbered(3))
     data = build(recipe(Spec(first, weight=9.0), Spec(second, weight=1.0)), Words())
-    share = sum(p.id.startswith("a.jsonl") for p in data.stream.take(1000)) / 1000
+    share = sum(p.id.startswith("a.jsonl") for p in data.stream.take(1000, step=1)) / 1000
     assert abs(share - 0.9) < 0.04  # 4.2 standard errors
 
 
@@ -211,13 +215,9 @@ def test_the_report_accounts_for_every_row():
     ]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"),
-    [("from_step", 5), ("until_step", 9), ("keep_solve_rate", (0.1, 0.9)), ("max_tokens", 99)],
-)
-def test_later_features_are_refused_by_name(key, value):
-    with pytest.raises(NotBuiltError, match=rf"data\.{key}"):
-        built(numbered(3), **{key: value})
+def test_later_features_are_refused_by_name():
+    with pytest.raises(NotBuiltError, match=r"data\.max_tokens: 99 is not built yet"):
+        built(numbered(3), max_tokens=99)
 
 
 def test_the_hash_changes_with_a_row_an_id_the_tokens_or_the_split():
@@ -233,6 +233,26 @@ def test_the_hash_changes_with_a_row_an_id_the_tokens_or_the_split():
         built([{**rows[0], "extra": 1}, rows[1]]).hash,
     ]
     assert len({base, *changed}) == 7
+
+
+def test_a_recipe_without_a_template_asks_the_bare_text(tiny_model, tmp_path):
+    text = "Q: 1+1\nA:"
+    wanted = {
+        "model": {"path": str(tiny_model), "template": "none"},
+        "data": write_lines(tmp_path / "a.jsonl", {"prompt": text, "answer": "2"}),
+        "reward": "numeric",
+        "method": "grpo",
+        "rollout": {"stop": ["\n"], "max_new_tokens": 8},
+        "run": {"steps": 1},
+    }
+    written = load(wanted)
+    (prompt,) = build(written, load_model(written).template).stream.take(1, step=1)
+    # One id per character (see support/tiny.py): code point - 32 + 4; the newline comes last.
+    assert prompt.ids == tuple(99 if c == "\n" else ord(c) - 28 for c in text)
+    assert (prompt.text, prompt.messages) == (text, None)
+    chat = load({**wanted, "model": {"path": str(tiny_model)}})
+    (asked,) = build(chat, load_model(chat).template).stream.take(1, step=1)
+    assert asked.ids[0] == 1 and len(asked.ids) > len(prompt.ids)
 
 
 def test_keys_of_one_of_several_sources_carry_its_number():

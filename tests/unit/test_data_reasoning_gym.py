@@ -30,7 +30,7 @@ class TestWithPackage:
 
     def test_an_entry_reaches_the_reward_as_json(self, package):
         data = data_of(name="chain_sum", size=5)
-        for prompt in data.stream.take(5):
+        for prompt in data.stream.take(5, step=1):
             held = prompt.columns["reasoning_gym"]
             assert held == json.loads(json.dumps(held))
             assert held["dataset"] == "chain_sum" == prompt.task
@@ -40,9 +40,11 @@ class TestWithPackage:
             assert score("not a number", held["entry"]) < 1.0
 
     def test_entries_and_ids_follow_the_seed(self):
-        first = {p.id: p.text for p in data_of(name="chain_sum", size=5).stream.take(5)}
-        again = {p.id: p.text for p in data_of(name="chain_sum", size=5).stream.take(5)}
-        other = {p.id: p.text for p in data_of(name="chain_sum", size=5, seed=100).stream.take(5)}
+        first = {p.id: p.text for p in data_of(name="chain_sum", size=5).stream.take(5, step=1)}
+        again = {p.id: p.text for p in data_of(name="chain_sum", size=5).stream.take(5, step=1)}
+        other = {
+            p.id: p.text for p in data_of(name="chain_sum", size=5, seed=100).stream.take(5, step=1)
+        }
         assert first == again
         assert set(first) == {f"chain_sum-0-{i}" for i in range(5)}
         assert not set(first.values()) & set(other.values())
@@ -52,15 +54,15 @@ class TestWithPackage:
         config = {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}
         data = data_of(20, name="chain_sum", size=100, config=config)
         tested = [p.text for p in data.eval_prompts]
-        trained = {p.text for p in data.stream.take(len(data.stream))}
+        trained = {p.text for p in data.stream.take(len(data.stream), step=1)}
         assert len(set(tested)) == 20
         assert not trained & set(tested)
         assert data.report.counts()["overlap"] > 0
 
     def test_close_seeds_share_no_entry_with_the_test_set(self):
         # entry i of seed s is entry i - 1 of seed s + 1 in the package
-        first = {p.text for p in data_of(name="needle_haystack", size=30).stream.take(30)}
-        second = data_of(name="needle_haystack", size=30, seed=1).stream.take(30)
+        first = {p.text for p in data_of(name="needle_haystack", size=30).stream.take(30, step=1)}
+        second = data_of(name="needle_haystack", size=30, seed=1).stream.take(30, step=1)
         assert len(first & {p.text for p in second}) == 29
         counted = data_of(20, name="needle_haystack", size=30).report.counts()
         assert (counted["train"], counted["eval"], counted["overlap"]) == (30, 20, 0)
@@ -74,7 +76,7 @@ class TestWithPackage:
     def test_entries_whose_own_answer_fails_are_left_out(self, package, monkeypatch):
         scorer = package.factory.DATASETS["gcd"][0]
         whole = data_of(name="gcd", size=40)
-        ones = sum(p.answer == "1" for p in whole.stream.take(40))
+        ones = sum(p.answer == "1" for p in whole.stream.take(40, step=1))
         assert 0 < ones < 40
         monkeypatch.setattr(scorer, "score_answer", lambda self, answer, entry: answer != "1")
         data = data_of(name="gcd", size=40)
@@ -86,7 +88,7 @@ class TestWithPackage:
             data_of(name="gcd", size=40)
 
     def test_an_entry_without_an_answer_has_none_to_check(self):
-        (prompt,) = data_of(name="rush_hour", size=1).stream.take(1)
+        (prompt,) = data_of(name="rush_hour", size=1).stream.take(1, step=1)
         assert prompt.answer is None
 
     @pytest.mark.parametrize(

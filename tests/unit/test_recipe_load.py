@@ -516,10 +516,9 @@ def test_the_source_is_not_changed() -> None:
         ({"doctor": {"action": "stop"}}, "doctor.action"),
         ({"judge": {"model": "x"}}, "judge.model"),
         ({"stages": [{"name": "sft"}]}, "stages"),
-        ({"data": {"source": "addition", "from_step": 3}}, "data.0.from_step"),
-        ({"data": {"source": "addition", "keep_solve_rate": [0.1, 0.9]}}, "keep_solve_rate"),
+        ({"data": {"source": "addition", "max_tokens": 3}}, "data.0.max_tokens"),
         ({"reward": {"use": "numeric", "price": 0.1}}, "reward.0.price"),
-        ({"method": {"name": "reinforce", "baseline": "history"}}, "method.baseline"),
+        ({"method": {"name": "reinforce", "credit": "process"}}, "method.credit"),
         ({"method": {"name": "dpo", "type": "preference"}, "run": {}}, "preference"),
     ],
 )

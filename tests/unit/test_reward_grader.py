@@ -71,10 +71,12 @@ def test_metrics_of_the_last_call():
         assert counts == {
             "rewards/numeric/mean": 0.5,
             "rewards/numeric/std": pytest.approx(math.sqrt(0.5)),
+            "rewards/numeric/missing": 0.5,
             "rewards/numeric/not_applicable": 0.0,
             "reward_failures": 0.0,
             "reward_unscorable": 2.0,
             "reward_breaker": 0.0,
+            "reward_limits": 0.0,
         }
         grader.score([group(["7"])])
         assert grader.counts()["rewards/numeric/mean"] == 1.0

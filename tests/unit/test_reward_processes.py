@@ -17,6 +17,7 @@ import pytest
 from surefoot.errors import RewardError
 from surefoot.records import Completion, Group, Prompt, Score, StopReason
 from surefoot.reward import FunctionPart, Grader, reward_function
+from surefoot.reward.workers import Workers
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 
@@ -175,6 +176,32 @@ def test_workers_that_die_between_calls_are_replaced():
         assert values(grade(grader, ["a", "b"])) == [1.0, 1.0]
 
 
+def test_a_worker_is_replaced_after_its_share_and_others_keep_theirs():
+    def pid(payload):
+        return os.getpid()
+
+    workers = Workers([pid, pid])
+
+    def run(function: int, count: int, recycle: int | None) -> list[int]:
+        payloads = [b"{}"] * count
+        told = workers.run(
+            function, payloads, timeout=20.0, again=lambda reply: False, recycle=recycle
+        )
+        return [outcome.value for outcome in told]
+
+    try:
+        (kept,) = run(0, 1, None)
+        recycled = run(1, 7, 2)
+        assert all(recycled.count(one) <= 2 for one in recycled)
+        assert len(set(recycled)) >= 4 and kept not in recycled
+        (more,) = run(1, 1, 2)
+        assert recycled.count(more) <= 1
+        assert run(0, 1, None) == [kept]
+        assert wait_until(lambda: len(children(workers.pid)) <= 5)
+    finally:
+        workers.close()
+
+
 def test_a_killed_nursery_is_named():
     with Grader([native(lambda sample: 1.0)]) as grader:
         assert values(grade(grader, ["a"])) == [1.0]
@@ -200,6 +227,7 @@ SCRIPT = """
 import os, signal, sys, time
 from surefoot.records import Completion, Group, Prompt, StopReason
 from surefoot.reward import FunctionPart, Grader, reward_function
+from surefoot.reward.workers import Workers
 
 def f(sample):
     print(sys.stdin.read(), end="")

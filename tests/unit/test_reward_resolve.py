@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from surefoot.errors import NotBuiltError, RecipeError, RewardError
 from surefoot.recipe.schema import RewardPart
-from surefoot.reward import FunctionPart, resolve, reward_function
+from surefoot.records import Completion, Group, Prompt, StopReason
+from surefoot.reward import BUILT_INS, FunctionPart, Grader, resolve, reward_function
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -104,7 +110,7 @@ def test_what_cannot_be_found_is_named_with_the_nearest(folder, use, message):
         resolve([Entry(use)], base_dir=folder)
 
 
-@pytest.mark.parametrize("use", ["stage:reward_model", "judge", "math", "code", "model"])
+@pytest.mark.parametrize("use", ["stage:reward_model", "judge", "code", "model"])
 def test_later_rewards_say_so(use):
     with pytest.raises(NotBuiltError, match=use):
         resolve([Entry(use)])
@@ -186,3 +192,47 @@ def test_a_recipes_own_entries_are_taken():
     assert (reward.name, reward.weight, reward.timeout) == ("numeric", 0.5, 10.0)
     with pytest.raises(RecipeError, match="which"):
         resolve([RewardPart(use="numeric", options={"which": "middle"})])
+
+
+def documented(page: str, use: str) -> dict[str, str]:
+    """The options of a built-in and their defaults, as its section of the page has them."""
+    section = page.split(f"\n### {use}\n")[1].split("\n### ")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", section, re.MULTILINE)
+    return {name: default.strip("`") for name, default in rows}
+
+
+def said(field: dataclasses.Field[Any]) -> str:
+    """A default as a recipe would write it."""
+    if field.default_factory is not dataclasses.MISSING:
+        return "{}"
+    value = field.default
+    if value is dataclasses.MISSING:
+        return "required"
+    if isinstance(value, tuple):
+        return f"[{', '.join(value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "null" if value is None else str(value)
+
+
+@pytest.mark.parametrize("use", sorted(BUILT_INS))
+def test_the_page_names_every_built_in_with_its_options_and_defaults(use):
+    page = (ROOT / "docs" / "rewards.md").read_text(encoding="utf-8")
+    schema = BUILT_INS[use].schema
+    assert documented(page, use) == {f.name: said(f) for f in dataclasses.fields(schema)}
+
+
+def test_the_examples_functions_are_rewards():
+    names = ("names_it", "ends_well", "polite")
+    entries = [Entry(f"examples/rewards.py:{name}") for name in names]
+    prompt = Prompt("r", 0, (1,), "Where?", "Rome")
+    texts = (("Rome, please.", StopReason.STOP), ("Paris", StopReason.LENGTH))
+    completions = tuple(
+        Completion((5,), (-0.1,), stop, 0, i, text) for i, (text, stop) in enumerate(texts)
+    )
+    with Grader(entries, base_dir=ROOT) as grader:
+        (graded,) = grader.score([Group(prompt, completions)])
+    assert [score.parts for score in graded.scores or ()] == [
+        {"names_it": 1.0, "ends_well": 1.0, "polite": 1.0},
+        {"names_it": 0.0, "ends_well": None, "polite": 0.0},
+    ]

@@ -1,0 +1,244 @@
+"""A run as a Python object: what its directory holds, its policy, and a new look at it.
+
+Owns reading a run back, from its newest checkpoint or a named one: policy, evaluation, export.
+Refuses to own training (`entry`) and the layout of the directory (`run/`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from surefoot.errors import CheckpointError, RunDirectoryError
+from surefoot.loops.assemble import Outside, Parts, assemble, outside
+from surefoot.loops.evaluate import evaluate as look
+from surefoot.loops.state import load_policy
+from surefoot.models import LoadedModel, export_directory, load_model
+from surefoot.recipe import Recipe, load
+from surefoot.run.checkpoint import Loaded, load_latest, load_step
+from surefoot.run.directory import RunDirectory
+from surefoot.run.display import summary_table
+from surefoot.run.read import Evaluation, RunSummary, read_metrics, read_samples, summary
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """An evaluation outside a run."""
+
+    target: str
+    evaluation: Evaluation
+
+    def to_json(self) -> dict[str, Any]:
+        seen = self.evaluation
+        return {
+            "target": self.target,
+            "step": seen.step,
+            **seen.metrics(),
+            "accuracy_low": seen.low,
+            "accuracy_high": seen.high,
+        }
+
+    def table(self) -> str:
+        seen = self.evaluation
+        eos = "-" if seen.eos_share is None else f"{seen.eos_share:.0%}"
+        reward = "-" if seen.reward is None else f"{seen.reward:.2f}"
+        return (
+            f"{self.target}, step {seen.step}: accuracy {seen.accuracy:.2f} "
+            f"[{seen.low:.2f}, {seen.high:.2f}] of {seen.n}, reward {reward}, ended with EOS {eos}"
+        )
+
+
+class Run:
+    """A run that ended or stopped: files are read when asked for, the policy is loaded once."""
+
+    def __init__(
+        self, path: Path, *, given: Outside | None = None, loaded: LoadedModel | None = None
+    ) -> None:
+        self.path = path
+        self._given = Outside() if given is None else given
+        self._loaded = loaded
+
+    @classmethod
+    def open(
+        cls,
+        path: Path | str,
+        *,
+        rewards: Iterable[Callable[..., Any]] = (),
+        data: Iterable[Mapping[str, Any]] | None = None,
+        eval_data: Iterable[Mapping[str, Any]] | None = None,
+    ) -> Self:
+        """The run in a directory.
+
+        `evaluate` needs again what `train` was passed as Python objects: `rewards`, `data`.
+        """
+        directory = existing(Path(path))
+        return cls(directory.path, given=outside(rewards, data, eval_data))
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r})"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of `metrics.jsonl`, one a step."""
+        return read_metrics(self.path)
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The completions that were kept."""
+        return read_samples(self.path)
+
+    @property
+    def summary(self) -> RunSummary:
+        """Accuracy before and after, and totals."""
+        return summary(self.path)
+
+    def table(self) -> str:
+        """The closing table: accuracy before and after, and where the time went."""
+        return summary_table(self.summary)
+
+    @property
+    def policy(self) -> PreTrainedModel:
+        """The trained model: the weights of the newest checkpoint, bit for bit."""
+        return self._model().model
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """The policy's tokenizer, with its chat template."""
+        return self._model().template.tokenizer
+
+    def evaluate(self) -> EvalResult:
+        """Answer the held-out prompts with the policy, greedily, and score them."""
+        directory = existing(self.path)
+        recipe = saved_recipe(directory, given=self._given)
+        found = checkpoint_of(directory, None)
+        parts = assemble(recipe, self._given, interrupt=_never, loaded=self._model())
+        return EvalResult(str(self.path), _looked(parts, found.step, str(self.path)))
+
+    def export(self, dest: Path | str) -> Path:
+        """Write the policy as a Hugging Face directory; returns it."""
+        return export(self.path, dest)
+
+    def _model(self) -> LoadedModel:
+        if self._loaded is None:
+            directory = existing(self.path)
+            checkpoint = checkpoint_of(directory, None)
+            recipe = saved_recipe(directory, given=self._given, reads_only_model=True)
+            loaded = load_model(recipe, kept=directory.reference)
+            checkpoint.check_identity({"template": loaded.template.identity})
+            load_policy(loaded.model, checkpoint)
+            self._loaded = loaded
+        return self._loaded
+
+
+def evaluate(
+    target: str, overrides: Sequence[str] = (), *, checkpoint: int | None = None
+) -> EvalResult:
+    """Evaluate a run's checkpoint (default the newest), or a recipe's untrained model."""
+    place = Path(target)
+    if not place.is_dir():
+        parts = assemble(load(target, overrides), Outside(), interrupt=_never)
+        return EvalResult(target, _looked(parts, 0, target))
+    directory = existing(place)
+    found = checkpoint_of(directory, checkpoint)
+    recipe = saved_recipe(directory, overrides)
+    parts = assemble(recipe, Outside(), interrupt=_never, kept=directory.reference)
+    return EvalResult(target, _looked(parts, found.step, target, found))
+
+
+def export(run: Path | str, dest: Path | str, checkpoint: int | None = None) -> Path:
+    """Write a run's policy as a plain Hugging Face directory: weights, tokenizer, template."""
+    directory = existing(Path(run))
+    found = checkpoint_of(directory, checkpoint)
+    recipe = saved_recipe(directory, reads_only_model=True)
+    model = load_model(recipe, kept=directory.reference)
+    return export_directory(model, found.tensors("policy"), Path(dest))
+
+
+def _looked(parts: Parts, step: int, target: str, found: Loaded | None = None) -> Evaluation:
+    """Evaluate with the weights in memory, or with those of the checkpoint `found`."""
+    try:
+        if found is not None:
+            load_policy(parts.loaded.model, found)
+        if not parts.data.eval_prompts:
+            raise RunDirectoryError(
+                f"{target}: the recipe names no rows for evaluation; set data.eval_size"
+            )
+        parts.engine.load(parts.loaded.model, version=step)
+        return look(parts.engine, parts.grader, parts.data.eval_prompts, step=step).evaluation
+    finally:
+        parts.grader.close()
+
+
+def _never() -> None:
+    """What interrupts an evaluation."""
+
+
+def existing(path: Path) -> RunDirectory:
+    """The run directory at `path`; RunDirectoryError if it is none."""
+    directory = RunDirectory(path)
+    if not directory.recipe.is_file():
+        raise RunDirectoryError(f"{path} is no run directory: it holds no recipe.yaml")
+    return directory
+
+
+def saved_recipe(
+    directory: RunDirectory,
+    overrides: Sequence[str] = (),
+    *,
+    given: Outside | None = None,
+    reads_only_model: bool = False,
+) -> Recipe:
+    """The recipe of a run; what Python objects supplied must be given again, or not be read."""
+    facts = _facts(directory)
+    given = Outside() if given is None else given
+    if not reads_only_model:
+        _check_given(directory, facts, given)
+    return load(
+        directory.recipe,
+        overrides,
+        base_dir=directory.path / str(facts["base_dir"]),
+        outside=("data", "reward") if reads_only_model else given.sections,
+    )
+
+
+def _facts(directory: RunDirectory) -> dict[str, Any]:
+    try:
+        facts = json.loads(directory.environment.read_text(encoding="utf-8"))
+        return {"base_dir": facts["base_dir"], "passed": facts.get("passed", {})}
+    except (OSError, ValueError, KeyError) as error:
+        raise RunDirectoryError(
+            f"{directory.environment}: cannot be read ({error}); this is no run directory, or it "
+            "is damaged"
+        ) from error
+
+
+def _check_given(directory: RunDirectory, facts: Mapping[str, Any], given: Outside) -> None:
+    passed = facts["passed"]
+    wanted = list(passed.get("rewards", []))
+    if len(wanted) != len(given.rewards):
+        raise RunDirectoryError(
+            f"{directory.path} was trained with rewards passed from Python "
+            f"({', '.join(wanted) or 'none'}), and {len(given.rewards)} were passed now; open it "
+            "with surefoot.Run.open(path, rewards=[...])"
+        )
+    for key, rows in (("data", given.rows), ("eval_data", given.eval_rows)):
+        if passed.get(key, False) and rows is None:
+            raise RunDirectoryError(
+                f"{directory.path} was trained on rows passed from Python; open it with "
+                f"surefoot.Run.open(path, ..., {key}=rows)"
+            )
+
+
+def checkpoint_of(directory: RunDirectory, step: int | None) -> Loaded:
+    """The checkpoint of a step, default the newest whole one; names on disk stay as they are."""
+    if step is not None:
+        return load_step(directory, step)
+    loaded = load_latest(directory, rename_damaged=False)
+    if loaded is None:
+        raise CheckpointError(f"{directory.path} holds no checkpoint yet")
+    return loaded

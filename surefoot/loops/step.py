@@ -1,0 +1,254 @@
+"""One step of the online loop as data: sample, score, keep, assign, update.
+
+Owns the order inside a step, and what it adds to the run's memory.
+Refuses to own what each line does, and when to evaluate, save and stop (`online`).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from surefoot.learner.batch import Batch, Plan, make_batch
+from surefoot.learner.update import Facts, Learner, UpdateReport
+from surefoot.loops import metrics as names
+from surefoot.loops.assemble import Parts
+from surefoot.loops.control import adapts, next_coef, with_coef
+from surefoot.loops.credit import Credit, assign, needs_facts
+from surefoot.loops.history import HistoryBook
+from surefoot.loops.keep import Gathered, gather, solved_counts, unscorable_reason
+from surefoot.loops.signals import Stopper
+from surefoot.loops.standing import Standing, stand
+from surefoot.loops.state import Progress
+from surefoot.methods import History
+from surefoot.run.directory import RunDirectory
+from surefoot.run.display import Display
+from surefoot.run.ledger import Ledger
+from surefoot.run.trackers import Trackers
+
+NONFINITE_LIMIT = 3
+"""Optimizer steps in a row that may be refused before the run stops."""
+
+
+@dataclass
+class Desk:
+    """Where a run writes: its directory, ledger, trackers and the terminal."""
+
+    directory: RunDirectory
+    ledger: Ledger
+    trackers: Trackers
+    display: Display
+    identity: dict[str, str]
+
+    def tell(self, kind: str, text: str, facts: dict[str, Any] | None = None) -> None:
+        """An event that people should see while the run goes."""
+        self.ledger.event(kind, text, facts)
+        self.display.note(text)
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A step, done but not yet written down."""
+
+    gathered: Gathered
+    standing: Standing | None
+    credit: Credit | None
+    row: names.Metrics
+
+
+class Stepper:
+    """Takes the steps of a run; `progress` is the run's memory, changed as a step succeeds."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        learner: Learner,
+        desk: Desk,
+        stopper: Stopper,
+        *,
+        history: Mapping[str, Any],
+    ) -> None:
+        """`history` is the saved state of a history baseline; empty at the start."""
+        self.parts = parts
+        self.learner = learner
+        self.desk = desk
+        self.stopper = stopper
+        self.row = parts.row
+        """The row with the KL coefficient of the current step."""
+        self.weights = {part.name: part.weight for part in parts.grader.rewards}
+        self.book: HistoryBook | None = None
+        """The averages of a history baseline."""
+        if isinstance(parts.row.baseline, History):
+            rule = parts.row.baseline
+            self.book = HistoryBook.from_state(rule, history) if history else HistoryBook(rule)
+        self._told_dropped = False
+
+    def take(self, step: int, progress: Progress) -> Taken:
+        """One step as data. Interruptions may come until the update begins, not later."""
+        parts = self.parts
+        row = self.row = self.learner.row = with_coef(parts.row, progress.kl_coef)
+        began = time.perf_counter()
+        parts.engine.load(parts.loaded.model, version=step - 1)
+        synced = time.perf_counter()
+        quarantined = set(progress.quarantined)
+        gathered = gather(
+            row,
+            step=step,
+            stream=parts.data.stream,
+            engine=parts.engine,
+            grader=parts.grader,
+            prompts=parts.recipe.rollout.prompts_per_step,
+            quarantined=quarantined,
+            interrupt=self.stopper.check,
+        )
+        out = names.rollout_metrics(gathered, prompts=parts.recipe.rollout.prompts_per_step)
+        out.update(names.part_metrics(parts.grader.counts()))
+        out["time/sync"] = synced - began
+        out["time/rollout"] = gathered.rollout_seconds
+        out["time/reward"] = gathered.reward_seconds
+        self._quarantine(gathered, quarantined, progress)
+        progress.tokens += gathered.tokens + sum(len(g.prompt.ids) for g in gathered.seen)
+        out["num_tokens"] = progress.tokens
+        out["epoch"] = parts.data.stream.epoch
+        if any(source.keep_solve_rate is not None for source in parts.recipe.data):
+            out["prompts/passed_over"] = parts.data.stream.passed_over
+            out["prompts/refills"] = parts.data.stream.refills
+        out["learning_rate"] = self.learner.optimizer.rate(step)
+        if gathered.groups:
+            batch = make_batch(gathered.groups)
+            limit = parts.recipe.rollout.max_new_tokens
+            standing = stand(row, batch, max_new_tokens=limit, weights=self.weights)
+            credit = self._learn(step, batch, standing, progress, out)
+            taken = Taken(gathered, standing, credit, out)
+        else:
+            _count_signal(progress, out, found=False)
+            taken = Taken(gathered, None, None, out)
+        parts.data.stream.observe(solved_counts(gathered.seen, part=parts.grader.rewards[0].name))
+        return taken
+
+    def _learn(
+        self, step: int, batch: Batch, standing: Standing, progress: Progress, out: names.Metrics
+    ) -> Credit:
+        """Score, assign and update; after running out of memory, again in smaller pieces."""
+        while True:
+            try:
+                facts, credit, report = self._score_and_update(step, batch, standing, out)
+                break
+            except (MemoryError, RuntimeError) as error:
+                if not _out_of_memory(error) or self.learner.applied or not self.learner.halve():
+                    raise
+                self.learner.optimizer.clear()
+                progress.budget = self.learner.packing.budget
+                self.desk.ledger.event(
+                    "out_of_memory",
+                    f"step {step}: redone with {progress.budget} tokens per micro-batch",
+                )
+        self._remember(step, batch, standing, credit)
+        out.update(names.credit_metrics(standing, credit))
+        out.update(names.update_metrics(batch, standing, facts, report, self.row))
+        if adapts(self.row):
+            out["kl/coef"] = self.row.kl.coef
+            progress.kl_coef = next_coef(self.row, batch, standing, facts, report)
+        _count_signal(progress, out, found=credit.signal_found)
+        self._count_nonfinite(step, batch, report, progress)
+        return credit
+
+    def _score_and_update(
+        self, step: int, batch: Batch, standing: Standing, out: names.Metrics
+    ) -> tuple[Facts, Credit, UpdateReport]:
+        row, learner = self.row, self.learner
+        began = time.perf_counter()
+        early = needs_facts(row)
+        facts = Facts()
+        if early:
+            # KL in the reward: the advantages need every present completion scored first.
+            plan = learner.plan(batch, standing.present_PG.reshape(-1), step=step)
+            facts = learner.score(batch, plan, old=True, reference=True)
+            credit = assign(row, batch, standing, facts, book=self.book)
+        else:
+            credit = assign(row, batch, standing, facts, book=self.book)
+            plan = learner.plan(batch, credit.forwarded_B, step=step)
+            facts = self._late_facts(step, batch, plan)
+        self.stopper.check()
+        scored = time.perf_counter()
+        report = learner.update(batch, plan, credit.signal, facts, step=step)
+        out["time/score"] = scored - began
+        out["time/update"] = time.perf_counter() - scored
+        return facts, credit, report
+
+    def _late_facts(self, step: int, batch: Batch, plan: Plan) -> Facts:
+        """Old log-probabilities if weights change within the step; the reference if a term or a
+        measurement reads it."""
+        row = self.row
+        old = not self.learner.single_step
+        in_loss = row.kl.place == "loss" and row.kl.coef != 0
+        facts = Facts()
+        if old or in_loss:
+            facts = self.learner.score(batch, plan, old=old, reference=in_loss)
+        measured = row.kl.place != "none" and row.kl.coef == 0 and row.kl.measure_every > 0
+        if measured and (step - 1) % row.kl.measure_every == 0 and plan.passes:
+            seen = self.learner.measure(batch, plan.passes[0])
+            facts = Facts(facts.old_logp_BT, seen.ref_logp_BT, seen.ref_rows)
+        return facts
+
+    def _quarantine(self, gathered: Gathered, quarantined: set[str], progress: Progress) -> None:
+        reasons = {group.prompt.id: unscorable_reason(group) for group in gathered.seen}
+        for prompt in sorted(quarantined - set(progress.quarantined)):
+            progress.quarantined.append(prompt)
+            text = f"row {prompt} cannot be scored ({reasons[prompt]}), and is not asked again"
+            self.desk.ledger.event("quarantined", text, {"prompt": prompt})
+            if len(progress.quarantined) == 1:
+                self.desk.display.note(f"{text}; further ones are in events.jsonl")
+
+    def _remember(self, step: int, batch: Batch, standing: Standing, credit: Credit) -> None:
+        """Let a history baseline learn of a step that is certain, and say what it finds."""
+        if self.book is None:
+            return
+        rewards = [
+            (group.prompt.id, group.prompt.task, reward_G[present_G & reward_G.isfinite()].tolist())
+            for group, reward_G, present_G in zip(
+                batch.groups, credit.shaped_PG, standing.present_PG, strict=True
+            )
+        ]
+        for shift in self.book.learn(rewards, step=step):
+            self.desk.tell("history_shift", str(shift), asdict(shift))
+        if self.book.dropped and not self._told_dropped:
+            self._told_dropped = True
+            self.desk.tell(
+                "history_dropped",
+                "more prompts than a history keeps; those unseen for longest start at "
+                "method.baseline.init again; take baseline.scope task or global",
+            )
+
+    def _count_nonfinite(
+        self, step: int, batch: Batch, report: UpdateReport, progress: Progress
+    ) -> None:
+        for applied in report.applied:
+            progress.nonfinite = 0 if applied else progress.nonfinite + 1
+            if progress.nonfinite >= NONFINITE_LIMIT:
+                break
+        if not report.skipped:
+            return
+        ids = sorted({batch.groups[int(batch.group_B[row])].prompt.id for row in report.bad_rows})
+        self.desk.ledger.event(
+            "nonfinite",
+            f"step {step}: {report.skipped} optimizer step(s) skipped, because the loss or the "
+            "gradient was not finite",
+            {"prompts": ids},
+        )
+
+
+def _count_signal(progress: Progress, out: names.Metrics, *, found: bool) -> None:
+    progress.silent = 0 if found else progress.silent + 1
+    out["steps_without_signal"] = progress.silent
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    text = str(error)
+    return (
+        isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
+    )
