@@ -8,9 +8,9 @@ norm 1e-4). Then TRL's settings are swept for its fastest, and each side takes w
 (sample, score, update) in a process of its own, in turn, so that the machine's drift hits both.
 Rewards are random, so that every group is live, and every completion runs to its cap; AdamW, KL
 coefficient 0. TRL may train bfloat16 weights, which is less exact and less work than float32
-weights in bfloat16 compute, and may use our allocator settings, which it does not itself set.
-Against its fastest setting we run twice: in the same precision, and as we train by the demo's
-recipe, with float32 weights and LM head.
+weights in bfloat16 compute. Three pairs are timed: TRL as it comes and TRL given our allocator
+settings, which it does not itself set, both in the same precision as ours; and the latter against
+our steps by the demo's recipe, with float32 weights and LM head.
 
 Owns turns, settings and the report. Refuses to own the steps (step_sides.py, step_floor.py).
 """
@@ -42,9 +42,16 @@ AGREE = 1e-4
 # The settings of glibc that surefoot.loops.process.tune_allocator makes in our own process.
 KEPT_BLOCKS = {
     "MALLOC_MMAP_MAX_": "0",
-    "MALLOC_TRIM_THRESHOLD_": "2147483647",
+    "MALLOC_TRIM_THRESHOLD_": "-1",
     "MALLOC_TOP_PAD_": "67108864",
 }
+HUGE_PAGES = {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "": {},
+    "kept blocks": KEPT_BLOCKS,
+    "kept blocks, huge pages": KEPT_BLOCKS | HUGE_PAGES,
+}
+"""By the words for it; the first is as TRL comes."""
 
 
 def _said(weights: str) -> str:
@@ -56,16 +63,15 @@ class Setting:
     """One way to run TRL."""
 
     weights: str
-    kept: bool
-    """Allocator keeps freed blocks, as in our process; False: as TRL comes."""
+    allocator: str
+    """A key of ALLOCATORS."""
     passes: int
     """Forward and backward passes a step; each takes that share of the sequences."""
 
     def __str__(self) -> str:
         weights = _said(self.weights)
         share = {1: "all rows a pass", 2: "half the rows a pass", 4: "a quarter of the rows a pass"}
-        blocks = ", kept blocks" if self.kept else ""
-        return f"{weights}, {share[self.passes]}{blocks}"
+        return ", ".join(filter(None, (weights, share[self.passes], self.allocator)))
 
 
 class Child:
@@ -74,11 +80,11 @@ class Child:
     folder = HERE
     """Where the scripts of the children lie; `main` copies them away first."""
 
-    def __init__(self, script: str, *arguments: str, kept: bool = False) -> None:
-        environment = {k: v for k, v in os.environ.items() if k not in KEPT_BLOCKS}
+    def __init__(self, script: str, *arguments: str, allocator: str = "") -> None:
+        set_here = KEPT_BLOCKS.keys() | HUGE_PAGES.keys()
+        environment = {k: v for k, v in os.environ.items() if k not in set_here}
         environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        if kept:
-            environment |= KEPT_BLOCKS
+        environment |= ALLOCATORS[allocator]
         self.command = [sys.executable, str(self.folder / script), *arguments]
         self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
         self.process = subprocess.Popen(
@@ -139,7 +145,7 @@ def theirs(shape: str, setting: Setting) -> Child:
     prompts, group, _ = parse(shape)
     batch = prompts * group // setting.passes
     options = ["--shape", shape, "--weights", setting.weights, "--batch", str(batch)]
-    return Child("step_sides.py", "trl", *options, kept=setting.kept)
+    return Child("step_sides.py", "trl", *options, allocator=setting.allocator)
 
 
 def once(script: str, *arguments: str) -> dict[str, Any]:
@@ -166,9 +172,12 @@ def sweep(shape: str, known: Setting | None) -> tuple[Setting, dict[Setting, flo
     warm = known is None
     if known is None:
         for weights in ("float32", "bfloat16"):
-            for kept in (False, True):
-                setting = Setting(weights, kept, 1)
-                timed[setting] = sweep_one(shape, setting, warm=warm)
+            setting = Setting(weights, "", 1)
+            timed[setting] = sweep_one(shape, setting, warm=warm)
+        known = min(timed, key=lambda setting: timed[setting])
+        for allocator in list(ALLOCATORS)[1:]:
+            setting = replace(known, allocator=allocator)
+            timed[setting] = sweep_one(shape, setting, warm=warm)
         known = min(timed, key=lambda setting: timed[setting])
     prompts, group, _ = parse(shape)
     for passes in (1, 2, 4):
@@ -217,9 +226,11 @@ def pair(shape: str, weights: str, setting: Setting, steps: int) -> dict[str, An
 
 
 def compare(shape: str, fastest: Setting, steps: int) -> dict[str, Any]:
-    """Against TRL's fastest setting: in its precision, and with float32 weights and head."""
-    precisions = dict.fromkeys((fastest.weights, "float32"))
-    pairs = [pair(shape, weights, fastest, steps) for weights in precisions]
+    """In TRL's precision against its fastest setting as it comes and with our allocator's; then
+    the latter against float32 weights and head."""
+    asked = [(fastest.weights, replace(fastest, allocator="")), (fastest.weights, fastest)]
+    asked.append(("float32", fastest))
+    pairs = [pair(shape, weights, setting, steps) for weights, setting in dict.fromkeys(asked)]
     floor = once("step_floor.py", shape, "--prompt-tokens", str(pairs[0]["prompt_tokens"]))
     best = pairs[-1]["surefoot"]["best"]
     return {"shape": shape, "pairs": pairs, "floor": floor, "over_floor": best / floor["total"]}
@@ -256,13 +267,14 @@ def shape_lines(row: dict[str, Any]) -> list[str]:
 
 NOTES = """
 Ratio: TRL's median over surefoot's, then best over best, against TRL in the fastest setting found.
-The first pair of a shape is in TRL's precision on both sides; the second is surefoot as it trains
-by default in bfloat16 compute, with float32 weights and LM head, which is more exact and more
-work. Sampling of TRL includes its call of the reward, a random number on both sides; surefoot's
-step leaves out grading in worker processes and the ledger. Kept blocks: glibc keeps freed memory,
-as surefoot's training process tells it to; TRL does not, and was given it here by environment
-variables. Weights and allocator were swept on the first shape, the rows a pass on each. Peak:
-largest resident size of the process. The floor counts matrix products only, of the second pair.
+The first pair of a shape is TRL as it comes, the others TRL with our allocator's settings if they
+made it faster: kept blocks (glibc keeps freed memory) and huge pages, which surefoot's training
+process asks for itself and TRL was given by environment variables. The last pair is surefoot as it
+trains by default in bfloat16 compute, with float32 weights and LM head, which is more exact and
+more work; the others are in TRL's precision on both sides. Sampling of TRL includes its call of the
+reward, a random number on both sides; surefoot's step leaves out grading in worker processes and
+the ledger. Weights and allocator were swept on the first shape, the rows a pass on each. Peak:
+largest resident size of the process. The floor counts matrix products only, of the last pair.
 """
 
 

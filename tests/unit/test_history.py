@@ -137,8 +137,16 @@ def test_a_reward_that_is_no_number_is_refused_before_anything_is_learned(bad: f
     assert book.to_state() == state
 
 
-@pytest.mark.parametrize("on_shift", ["report", "reset"])
-@pytest.mark.parametrize("scope", ["global", "task", "prompt"])
+@pytest.mark.parametrize(
+    ("scope", "on_shift"),
+    [
+        ("global", "report"),
+        ("global", "reset"),
+        ("task", "report"),
+        ("task", "reset"),
+        ("prompt", "report"),
+    ],
+)
 @pytest.mark.parametrize("mode", ["ema", "window", "cumulative"])
 def test_a_book_of_the_saved_state_goes_on_exactly(mode: Any, scope: Any, on_shift: Any) -> None:
     rule = History(mode=mode, scope=scope, on_shift=on_shift, window=3, debias=False)

@@ -224,6 +224,7 @@ def test_rows_of_a_group() -> None:
         "position": 4,
         "task": "add",
         "scores": [1.0, None],
+        "parts": {"numeric": [1.0, None]},
         "lengths": [2, 1],
         "stops": ["stop", "length"],
         "dead": False,

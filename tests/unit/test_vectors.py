@@ -23,12 +23,11 @@ PATH = Path(os.environ.get("SUREFOOT_VECTORS", Path(__file__).parents[1] / "data
 FILE = json.loads(PATH.read_text(encoding="utf-8"))
 
 TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "loss", "advantages")
+TOKEN_INPUTS += ("values", "old_values", "returns")
 
 OWED: Mapping[str, str] = {
     kind: owner
     for owner, kinds in {
-        "value methods": "gae td monte_carlo length_adaptive_lambda decoupled_gae"
-        " positive_lm_loss whiten value_loss explained_variance",
         "preference training": "dpo_sigmoid dpo_cdpo dpo_robust dpo_hinge dpo_ipo dpo_ipo_avg"
         " dpo_length_normalized dpo_bco_pair dpo_apo_zero dpo_nca_pair dpo_metrics simpo orpo kto"
         " kto_z0 reward_model_bradley_terry reward_model_ranking reward_model_normalize",
@@ -61,7 +60,8 @@ def poisoned(inputs: Mapping[str, Any], poison: float) -> dict[str, Any]:
     """The inputs with `poison` at every masked position of every token array."""
     mask = inputs["mask"]
     changed = dict(inputs)
-    for key in TOKEN_INPUTS:
+    # Rewards are per token where there is a value for each of them, else per sample.
+    for key in TOKEN_INPUTS + (("rewards",) if "values" in inputs else ()):
         if isinstance(inputs.get(key), list) and isinstance(inputs[key][0], list):
             changed[key] = [
                 [x if ok else poison for x, ok in zip(row, oks, strict=True)]

@@ -16,6 +16,7 @@ from torch import Tensor
 from vector_gates import GATES
 from vector_signal import SIGNAL
 from vector_tools import MODES, NAN, Adapter, Make, cut, losses, mask_of, weights
+from vector_value import VALUE
 
 from surefoot.objective import (
     credit,
@@ -373,4 +374,5 @@ ADAPTERS: Mapping[str, Adapter] = {
     "theory_kl_gaussian": theory_kl_gaussian,
     **SIGNAL,
     **GATES,
+    **VALUE,
 }
