@@ -146,9 +146,11 @@ def our_update(
 def ours(shape: Shape, *, weights: str) -> None:
     """Sample, credit, update: one step a turn."""
     from surefoot.loops.process import tune_allocator
+    from surefoot.rollout import LocalEngine
 
     tune_allocator()
     parts, learner = our_parts(shape, compute="bfloat16", weights=weights)
+    assert isinstance(parts.engine, LocalEngine) and parts.engine.decoder is not None
     prompts, group, tokens = shape
     rng = random.Random(0)
     step = 0

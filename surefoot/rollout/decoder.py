@@ -26,10 +26,14 @@ from surefoot.rollout.cache import cache_argument, new_cache
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 """Values of `model_type` whose blocks are written out here."""
-_TOLERANCE = {torch.bfloat16: 5e-2, torch.float16: 1e-2, torch.float32: 1e-4, torch.float64: 1e-4}
+_TOLERANCE = {torch.bfloat16: 0.1, torch.float16: 2e-2, torch.float32: 1e-4, torch.float64: 1e-4}
+"""Rounding of a whole model: on SmolLM2 in bfloat16 both ways are 0.01 to 0.03 from float32."""
 _PACKED_FOR = 32
 """Rows that the packed order is chosen for; it holds for any number of rows."""
-_CHECKED_IDS = ((3, 1, 4, 1, 5), (9, 2, 6, 5, 3))
+_CHECKED_IDS = (
+    (504, 1201, 330, 98, 7, 2044, 611, 905),
+    (88, 3000, 412, 77, 1500, 23, 954, 2001),
+)
 
 
 class _Linears:
@@ -257,9 +261,10 @@ def _agrees(decoder: TokenDecoder, model: PreTrainedModel) -> bool:
     read(slice(0, last), ours)
     got = decoder.step(ids[:, last], positions[:, last], ours, visible.bool())
     output: Any = model.get_output_embeddings()
-    pairs = ((got, want), (decoder.logits(want), output(want)))
-    apart = [
-        float((mine.double() - right.double()).norm() / right.double().norm())
-        for mine, right in pairs
-    ]
-    return max(apart) <= _TOLERANCE[model.dtype]
+    apart = max(_apart(got, want), _apart(decoder.logits(want), output(want)))
+    return apart <= _TOLERANCE[model.dtype]
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """Relative norm of the difference."""
+    return float((one.double() - other.double()).norm() / other.double().norm())

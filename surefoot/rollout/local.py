@@ -76,7 +76,7 @@ class LocalEngine:
         self.version = 0
         self.stops = StopRule(tokenizer, stop_ids, settings.stop)
         self._own_copy = model.dtype != dtype
-        self.model = copy.deepcopy(model).to(dtype) if self._own_copy else model
+        self.model = _copy(model, dtype) if self._own_copy else model
         self.model.requires_grad_(not self._own_copy)
         self.decoder = find_decoder(self.model, join=self._own_copy)
         self._cache_name = cache_argument(self.model)
@@ -242,6 +242,14 @@ class LocalEngine:
     @property
     def _layers(self) -> int:
         return int(self.model.config.get_text_config().num_hidden_layers)
+
+
+def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """A copy with its parameters rounded; buffers stay exact (such as rotary frequencies)."""
+    own = copy.deepcopy(model)
+    for parameter in own.parameters():
+        parameter.data = parameter.data.to(dtype)
+    return own
 
 
 def _join(parts: Sequence[_State]) -> _State:

@@ -199,6 +199,15 @@ def test_the_engine_decodes_with_it_and_leaves_the_policy_alone(dtype: torch.dty
         ]
 
 
+def test_a_copy_in_another_precision_keeps_its_buffers() -> None:
+    """Rotary frequencies rounded to bfloat16 would turn late positions by another angle."""
+    model: Any = make_model()
+    own: Any = engine(model, torch.bfloat16).model
+    assert {p.dtype for p in own.parameters()} == {torch.bfloat16}
+    assert torch.equal(own.base_model.rotary_emb.inv_freq, model.base_model.rotary_emb.inv_freq)
+    assert own.base_model.rotary_emb.inv_freq.dtype is torch.float32
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_new_weights_reach_it(dtype: torch.dtype) -> None:
     """A policy that changed, and an engine with a copy in another precision, or with the policy's
