@@ -245,7 +245,7 @@ def test_new_weights_are_taken_over_by_a_copy_in_another_precision() -> None:
         for mine, theirs in zip(policy.parameters(), moved.parameters(), strict=True):
             mine.copy_(theirs)
     tool.load(policy, version=1)
-    fresh = engine(make_model(seed=2, dtype=torch.bfloat16), dtype=torch.bfloat16)
+    fresh = engine(make_model(seed=2), dtype=torch.bfloat16)
     asked = prompts(5, 9)
     got = pairs(tool.sample(asked, 4, purpose="rollout"))
     assert [c.ids for c in got] == [c.ids for c in pairs(fresh.sample(asked, 4, purpose="rollout"))]
