@@ -156,7 +156,7 @@ FACTS: Mapping[str, RowFacts] = {
         "the prompt.",
         failure="The greedy completion is one more to generate and to score, and is no longer "
         "typical at high temperature or late in training. A prompt whose greedy completion has no "
-        "score has advantage 0.",
+        "score is absent from the step.",
         fields=_merged(
             _SEQUENCE_KL,
             _ACTION,

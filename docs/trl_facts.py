@@ -160,7 +160,7 @@ AGREEMENTS: tuple[Agreement, ...] = (
         "grpo",
         {"loss_type": "grpo", "off_policy_mask_threshold": 0.05},
         "grpo",
-        {"kl": _NO_KL, "terms": [{"kind": "stale_mask", "delta": 0.05}]},
+        {"kl": _NO_KL, "epochs": 2, "terms": [{"kind": "stale_mask", "delta": 0.05}]},
         note="without vLLM",
     ),
     Agreement(

@@ -22,7 +22,7 @@ from surefoot.data.filters import (
     remove_overlap,
     split_off,
 )
-from surefoot.data.options import COMMON_OPTIONS, nearest, read_options
+from surefoot.data.options import COMMON_OPTIONS, KEYS, nearest, read_options
 from surefoot.data.prompts import Encoded, PromptEncoder, check_system, encode_row
 from surefoot.data.report import DataReport, SourceReport
 from surefoot.data.rows import BadRow, Row, Sieve, canonical
@@ -174,7 +174,7 @@ def _options(spec: DataSource, source: Source, key: str) -> dict[str, Any]:
     _refuse_not_built(spec, key=key)
     refuse_unread(source, spec, key=key)
     schema = {**COMMON_OPTIONS, **source.options}
-    return read_options(spec.options, schema, key=key, source=source.name)
+    return read_options(spec.options, schema, key=key, source=source.name, keys=KEYS)
 
 
 def _labels(specs: Sequence[DataSource]) -> list[str]:

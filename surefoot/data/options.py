@@ -28,6 +28,21 @@ class Option:
     one_of: tuple[str, ...] = ()
 
 
+KEYS = (
+    "source",
+    "split",
+    "columns",
+    "task",
+    "weight",
+    "from_step",
+    "until_step",
+    "max_prompt_tokens",
+    "max_tokens",
+    "eval_size",
+    "keep_solve_rate",
+    "role",
+)
+"""What a recipe says of every source outside its options, for a name nearly written."""
 # Every source has these, beside its own.
 COMMON_OPTIONS: Mapping[str, Option] = {
     "skip_invalid": Option(bool, False),
@@ -43,9 +58,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def read_options(
-    given: Mapping[str, Any], schema: Mapping[str, Option], *, key: str, source: str
+    given: Mapping[str, Any],
+    schema: Mapping[str, Option],
+    *,
+    key: str,
+    source: str,
+    keys: Iterable[str] = (),
 ) -> dict[str, Any]:
     """Every option of `schema` with its given or default value; `key` prefixes names in messages.
+
+    `keys` are the names that every source has beside its options, for a name nearly written.
 
     Raises RecipeError for an unknown name, a missing required one, a wrong type or value.
     """
@@ -53,7 +75,8 @@ def read_options(
         if name not in schema:
             known = ", ".join(sorted(schema)) or "none"
             raise RecipeError(
-                f"{key}.{name}: source {source!r} has no such option{nearest(name, schema)} "
+                f"{key}.{name}: source {source!r} has no such option"
+                f"{nearest(name, [*schema, *keys])} "
                 f"Its options: {known}."
             )
     values = {}

@@ -111,6 +111,8 @@ def _refuse_gap(spans: dict[str, Span], steps: int | None) -> None:
         later = [span.first for span in spans.values() if span.first > start]
         last = min(later) - 1 if later else steps
         where = f"from step {start} on" if last is None else f"at steps {start} to {last}"
+        if last == start:
+            where = f"at step {start}"
         raise RecipeError(
             f"no source is drawn from {where}: {', '.join(map(_said, spans, spans.values()))}. "
             "Move a from_step or an until_step, or add a source."
@@ -118,5 +120,6 @@ def _refuse_gap(spans: dict[str, Span], steps: int | None) -> None:
 
 
 def _said(key: str, span: Span) -> str:
-    end = "" if span.end is None else f" and until_step {span.end}"
-    return f"{key} has from_step {span.first}{end}"
+    given = {"from_step": span.first if span.first > 1 else None, "until_step": span.end}
+    words = [f"{name} {step}" for name, step in given.items() if step is not None]
+    return f"{key} has {' and '.join(words)}"

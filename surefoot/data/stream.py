@@ -87,6 +87,11 @@ class Stream:
         """How often in this step a source had no prompt left inside, and all were taken again."""
         return self._refills
 
+    @property
+    def active_rows(self) -> int:
+        """Rows of the sources that are active at the last step taken for."""
+        return sum(len(self._lanes[index].rows) for index in self._active())
+
     def take(self, prompts: int, *, step: int) -> list[Prompt]:
         """The next P prompts for a step (from 1), each with its position; epochs run on."""
         assert prompts >= 0 and step >= 1, (prompts, step)

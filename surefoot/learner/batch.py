@@ -8,7 +8,7 @@ Refuses to own rewards and losses.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -74,6 +74,21 @@ class Plan:
     @property
     def passes(self) -> list[Microbatch]:
         return [part for minibatch in self.minibatches for part in minibatch.passes]
+
+    def only(self, forwarded_B: Tensor) -> Plan:
+        """Without the passes that hold no forwarded row; denominators stay as they are."""
+        wanted = forwarded_B.tolist()
+        return Plan(
+            tuple(
+                replace(
+                    minibatch,
+                    passes=tuple(
+                        part for part in minibatch.passes if any(wanted[r] for r in part.row_list)
+                    ),
+                )
+                for minibatch in self.minibatches
+            )
+        )
 
 
 @dataclass(frozen=True)

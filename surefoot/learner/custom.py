@@ -119,7 +119,7 @@ def probe(row: Method) -> None:
             _TRIALS[where](function, row.group_size)
         except RecipeError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise RecipeError(
                 f"{function} failed on a trial input with {type(error).__name__}: {error}; it must "
                 f"work for groups of {row.group_size}, absent entries and equal rewards"

@@ -74,7 +74,7 @@ def outside(
     model: GivenModel | None = None,
 ) -> Outside:
     """What was passed to `train`, each iterable read once."""
-    if callable(rewards):
+    if callable(rewards) or isinstance(rewards, str):
         raise RecipeError("rewards: is one function; pass a list of them")
     if eval_data is not None and data is None:
         raise DataError("eval_data: needs data= beside it; name both in the recipe, or pass both")
@@ -205,7 +205,7 @@ def make_learner(parts: Parts) -> tuple[Learner, LayoutCheck]:
 
 def keeps_reference(row: Method) -> bool:
     """A KL term reads the reference; with coefficient 0 it may still be measured."""
-    return row.kl.place != "none" and (row.kl.coef != 0 or row.kl.measure_every > 0)
+    return row.kl.coef != 0 or row.kl.measure_every > 0
 
 
 def resolve_budget(recipe: Recipe, loaded: LoadedModel) -> Recipe:

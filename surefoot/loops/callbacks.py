@@ -16,6 +16,10 @@ from surefoot.errors import Interrupted, RecipeError, StoppedOnFinding
 from surefoot.run.read import Evaluation
 
 
+class EndedByCallback(Interrupted):
+    """A callback asked for the end of the run."""
+
+
 class Verdict(Enum):
     """What a callback may return."""
 
@@ -53,6 +57,8 @@ class Callbacks:
     """Calls every callback in order. What one returns stops the run after all have been called."""
 
     def __init__(self, callbacks: Iterable[Callback] = ()) -> None:
+        if isinstance(callbacks, Callback | type):
+            raise RecipeError("callbacks: is one callback; pass a list of them")
         self._all = tuple(callbacks)
         for given in self._all:
             if isinstance(given, type):
@@ -128,7 +134,7 @@ class Callbacks:
     def _stop(self, ends: list[str], step: int) -> None:
         if ends:
             self.stopped = True
-            raise Interrupted(
+            raise EndedByCallback(
                 f"{', '.join(ends)} ended the run after step {step}; state is saved, and the same "
                 "call goes on"
             )

@@ -68,10 +68,12 @@ def assign(
     facts: Facts,
     *,
     book: HistoryBook | None = None,
+    plain: HistoryBook | None = None,
 ) -> Credit:
     """Compute the advantages of a step; dead groups end at exactly 0 (law 3).
 
-    A history baseline reads `book`, and changes nothing in it.
+    A history baseline reads `book`, and changes nothing in it. `plain` is the history of the
+    rewards without any KL, where they differ: it says whether the rewards are a signal.
     """
     shape = standing.present_PG.shape
     present_PG = standing.present_PG
@@ -80,10 +82,7 @@ def assign(
     trained_kl: dict[str, float] = {}
     shaped_PG = _charged(row, batch, standing, facts, mask_BT, trained_kl)
     length_PG = mask_BT.sum(1).reshape(shape)
-    history_P = None
-    if book is not None:
-        asked = [(group.prompt.id, group.prompt.task) for group in batch.groups]
-        history_P = torch.tensor(book.baselines(asked), dtype=torch.float64)
+    history_P = None if book is None else _history_of(book, batch)
     ground = Ground(
         shaped_PG,
         present_PG,
@@ -110,10 +109,22 @@ def assign(
         dead_P & ~standing.dropped_P,
         shaped_PG,
         (advantage_BT.sum(1) / mask_BT.sum(1).clamp_min(1)).reshape(shape),
-        _has_signal(row, replace(ground, reward_PG=standing.reward_PG)),
+        _has_signal(
+            row,
+            replace(
+                ground,
+                reward_PG=standing.reward_PG,
+                history_P=history_P if plain is None else _history_of(plain, batch),
+            ),
+        ),
         trained_kl,
         history_P,
     )
+
+
+def _history_of(book: HistoryBook, batch: Batch) -> Tensor:
+    asked = [(group.prompt.id, group.prompt.task) for group in batch.groups]
+    return torch.tensor(book.baselines(asked), dtype=torch.float64)
 
 
 def _charged(

@@ -20,7 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefoot.errors import Interrupted, ModelError, RecipeError, Stop
 from surefoot.learner.check import LayoutCheck
 from surefoot.loops.assemble import Outside, Parts, assemble, make_learner, outside, resolve_budget
-from surefoot.loops.callbacks import Callback, Callbacks
+from surefoot.loops.callbacks import Callback, Callbacks, EndedByCallback
 from surefoot.loops.online import Desk, OnlineLoop
 from surefoot.loops.process import tune_allocator
 from surefoot.loops.runs import EvalResult, Run, evaluate, export
@@ -239,7 +239,7 @@ class _Job:
                 self.hooks.ended(directory.path)
             except Interrupted as stop:
                 first = stop.__context__
-                if isinstance(first, Stop):
+                if isinstance(first, Stop) and not isinstance(first, EndedByCallback):
                     # A callback answered the checkpoint of another stop, whose reason counts.
                     raise first from None
                 if not self.hooks.stopped:

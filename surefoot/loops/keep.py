@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from surefoot.data import LOOK_AGAIN_AFTER, Stream
-from surefoot.errors import DataError
+from surefoot.errors import StoppedOnFinding
 from surefoot.methods import Method
 from surefoot.objective.selection import informative
 from surefoot.records import Group, Prompt, ScoreStatus
@@ -49,9 +49,10 @@ def draw_prompts(stream: Stream, count: int, quarantined: set[str], *, step: int
                 misses = 0
         # A window keeps prompts away for some epochs, so one epoch is not all there is.
         if misses > (LOOK_AGAIN_AFTER + 2) * len(stream):
-            raise DataError(
-                f"data: all {len(stream)} rows are quarantined, because no reward can score them; "
-                "see events.jsonl for the reason of each, and mend the rows or the reward"
+            raise StoppedOnFinding(
+                f"data: all {stream.active_rows} rows for step {step} are quarantined, because no "
+                "reward can score them; see events.jsonl for the reason of each, and mend the rows "
+                "or the reward"
             )
     return prompts
 
@@ -87,7 +88,9 @@ def gather(
             extra = engine.sample(asked, 1, purpose="rollout/greedy", greedy=True)
         sampled = time.perf_counter()
         interrupt()
-        scored = _with_greedy(grader.score([*groups, *extra], same_step=rounds > 1), len(groups))
+        scored = grader.score(groups, same_step=rounds > 1)
+        if extra:
+            scored = _with_greedy(scored, grader.score(extra, counted=False))
         interrupt()
         rollout += sampled - began
         reward += time.perf_counter() - sampled
@@ -99,13 +102,9 @@ def gather(
     return Gathered(tuple(kept), tuple(seen), rounds, rollout, reward, tokens)
 
 
-def _with_greedy(scored: Sequence[Group], count: int) -> list[Group]:
-    """The first `count` groups, each with its greedy completion if there are more."""
-    groups = list(scored[:count])
-    if len(scored) == count:
-        return groups
+def _with_greedy(groups: Sequence[Group], greedy: Sequence[Group]) -> list[Group]:
     joined = []
-    for group, extra in zip(groups, scored[count:], strict=True):
+    for group, extra in zip(groups, greedy, strict=True):
         assert extra.scores is not None and extra.prompt.id == group.prompt.id
         joined.append(replace(group, greedy=extra.completions[0], greedy_score=extra.scores[0]))
     return joined

@@ -38,6 +38,8 @@ def rollout_metrics(gathered: Gathered, *, prompts: int) -> Metrics:
     known = [value for value in greedy if value is not None]
     if known:
         out["reward/greedy_mean"] = sum(known) / len(known)
+    if greedy:
+        out["reward/greedy_missing"] = len(greedy) - len(known)
     out.update(_completions(gathered.seen))
     out["groups/asked"] = len(gathered.seen)
     out["groups/kept"] = len(gathered.groups)

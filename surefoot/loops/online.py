@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 
-from surefoot.errors import CheckpointError, Interrupted, StoppedOnFinding
+from surefoot.errors import CheckpointError, Interrupted, Stop, StoppedOnFinding
 from surefoot.learner.update import Learner
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
@@ -64,7 +64,7 @@ class OnlineLoop:
         self.progress.cursor = self.parts.data.stream.cursor()
         try:
             taken = self.stepper.take(step, self.progress)
-        except Interrupted:
+        except Stop:
             # Nothing has been trained yet: the step is redone whole when the run resumes.
             self.parts.data.stream.restore(self.progress.cursor)
             before.cursor = self.progress.cursor
@@ -184,7 +184,7 @@ class OnlineLoop:
         self.progress.budget = self.learner.packing.budget
         state = asdict(self.progress)
         if self.stepper.book is not None:
-            state["history"] = self.stepper.book.to_state()
+            state["history"] = self.stepper.history()
         self.desk.ledger.sync()
         try:
             path = save(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from surefoot.errors import StoppedOnFinding
 from surefoot.learner.batch import Batch
 from surefoot.loops.keep import raw_scores, unscorable
 from surefoot.methods import Method, is_group_relative, min_group
@@ -97,6 +98,19 @@ def stand(
     )
 
 
+def check_rewards(row: Method, batch: Batch, standing: Standing) -> None:
+    """Stop where a row cannot work with a reward: `group_mean` divides by the mean of a group."""
+    bad_PG = standing.present_PG & (standing.reward_PG < 0)
+    if row.scale.kind != "group_mean" or not bool(bad_PG.any()):
+        return
+    p, g = (int(place) for place in bad_PG.nonzero()[0])
+    raise StoppedOnFinding(
+        f"row {batch.groups[p].prompt.id} was rewarded {float(standing.reward_PG[p, g]):g}, but "
+        f"method.scale group_mean ({row.name}) divides by the mean reward of a group, so rewards "
+        "must be 0 or more: shift them, or set method.scale to group_std"
+    )
+
+
 def _shaped(row: Method, made: Made, max_new_tokens: int) -> Tensor:
     reward_PG = made.score_PG
     if row.truncated.kind == "floor":
@@ -118,7 +132,10 @@ def _greedy_rewards(row: Method, batch: Sequence[Group], max_new_tokens: int) ->
     length_P1 = torch.tensor([[len(c.ids)] for c, _ in found])
     made = Made(score_P1, ~score_P1.isnan(), truncated_P1, length_P1)
     reward_P1 = _shaped(row, made, max_new_tokens)
-    return torch.where(score_P1.isnan(), torch.nan, reward_P1)[:, 0]
+    absent_P1 = score_P1.isnan()
+    if row.truncated.kind == "mask":
+        absent_P1 = absent_P1 | truncated_P1
+    return torch.where(absent_P1, torch.nan, reward_P1)[:, 0]
 
 
 def _parts(batch: Sequence[Group], names: Sequence[str]) -> Tensor:

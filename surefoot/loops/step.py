@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from surefoot.learner.batch import Batch, Plan, make_batch
 from surefoot.learner.update import Facts, Learner, UpdateReport
@@ -19,10 +20,10 @@ from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
 from surefoot.loops.control import adapts, next_coef, with_coef
 from surefoot.loops.credit import Credit, assign, needs_facts
-from surefoot.loops.history import HistoryBook
+from surefoot.loops.history import HistoryBook, Rewards
 from surefoot.loops.keep import Gathered, gather, solved_counts, unscorable_reason
 from surefoot.loops.signals import Stopper
-from surefoot.loops.standing import Standing, stand
+from surefoot.loops.standing import Standing, check_rewards, stand
 from surefoot.loops.state import Progress
 from surefoot.methods import History
 from surefoot.run.directory import RunDirectory
@@ -80,12 +81,17 @@ class Stepper:
         self.row = parts.row
         """The row with the KL coefficient of the current step."""
         self.weights = {part.name: part.weight for part in parts.grader.rewards}
-        self.book: HistoryBook | None = None
-        """The averages of a history baseline."""
+        self.book = self.plain = None
         if isinstance(parts.row.baseline, History):
-            rule = parts.row.baseline
-            self.book = HistoryBook.from_state(rule, history) if history else HistoryBook(rule)
+            self.book = _book(parts.row.baseline, history.get("rewards"))
+            if needs_facts(parts.row):
+                self.plain = _book(parts.row.baseline, history.get("plain"))
         self._told_dropped = False
+
+    def history(self) -> dict[str, Any]:
+        """The state of the history baseline, as JSON."""
+        books = {"rewards": self.book, "plain": self.plain}
+        return {name: book.to_state() for name, book in books.items() if book is not None}
 
     def take(self, step: int, progress: Progress) -> Taken:
         """One step as data. Interruptions may come until the update begins, not later."""
@@ -122,6 +128,7 @@ class Stepper:
             batch = make_batch(gathered.groups)
             limit = parts.recipe.rollout.max_new_tokens
             standing = stand(row, batch, max_new_tokens=limit, weights=self.weights)
+            check_rewards(row, batch, standing)
             credit = self._learn(step, batch, standing, progress, out)
             taken = Taken(gathered, standing, credit, out)
         else:
@@ -168,9 +175,10 @@ class Stepper:
             # KL in the reward: the advantages need every present completion scored first.
             plan = learner.plan(batch, standing.present_PG.reshape(-1), step=step)
             facts = learner.score(batch, plan, old=True, reference=True)
-            credit = assign(row, batch, standing, facts, book=self.book)
+            credit = assign(row, batch, standing, facts, book=self.book, plain=self.plain)
+            plan = plan.only(credit.forwarded_B)
         else:
-            credit = assign(row, batch, standing, facts, book=self.book)
+            credit = assign(row, batch, standing, facts, book=self.book, plain=self.plain)
             plan = learner.plan(batch, credit.forwarded_B, step=step)
             facts = self._late_facts(step, batch, plan)
         self.stopper.check()
@@ -189,7 +197,7 @@ class Stepper:
         facts = Facts()
         if old or in_loss:
             facts = self.learner.score(batch, plan, old=old, reference=in_loss)
-        measured = row.kl.place != "none" and row.kl.coef == 0 and row.kl.measure_every > 0
+        measured = row.kl.coef == 0 and row.kl.measure_every > 0
         if measured and (step - 1) % row.kl.measure_every == 0 and plan.passes:
             seen = self.learner.measure(batch, plan.passes[0])
             facts = Facts(facts.old_logp_BT, seen.ref_logp_BT, seen.ref_rows)
@@ -208,14 +216,13 @@ class Stepper:
         """Let a history baseline learn of a step that is certain, and say what it finds."""
         if self.book is None:
             return
-        rewards = [
-            (group.prompt.id, group.prompt.task, reward_G[present_G & reward_G.isfinite()].tolist())
-            for group, reward_G, present_G in zip(
-                batch.groups, credit.shaped_PG, standing.present_PG, strict=True
-            )
-        ]
+        if self.plain is not None:
+            self.plain.learn(_told(batch, standing.reward_PG, standing.present_PG), step=step)
+        rewards = _told(batch, credit.shaped_PG, standing.present_PG)
         for shift in self.book.learn(rewards, step=step):
-            self.desk.tell("history_shift", str(shift), asdict(shift))
+            # An event's own `step` is the last one that was written down.
+            facts = {"at" if key == "step" else key: value for key, value in asdict(shift).items()}
+            self.desk.tell("history_shift", str(shift), facts)
         if self.book.dropped and not self._told_dropped:
             self._told_dropped = True
             self.desk.tell(
@@ -240,6 +247,19 @@ class Stepper:
             "gradient was not finite",
             {"prompts": ids},
         )
+
+
+def _book(rule: History, state: Mapping[str, Any] | None) -> HistoryBook:
+    return HistoryBook(rule) if state is None else HistoryBook.from_state(rule, state)
+
+
+def _told(batch: Batch, reward_PG: Tensor, present_PG: Tensor) -> list[Rewards]:
+    """What a history learns of: an infinite reward is left out, as its update is refused."""
+    told_PG = present_PG & reward_PG.isfinite()
+    return [
+        (group.prompt.id, group.prompt.task, reward_G[told_G].tolist())
+        for group, reward_G, told_G in zip(batch.groups, reward_PG, told_PG, strict=True)
+    ]
 
 
 def _count_signal(progress: Progress, out: names.Metrics, *, found: bool) -> None:

@@ -12,6 +12,9 @@ from collections.abc import Iterable
 
 from surefoot.errors import RecipeError
 
+_LISTED = 40
+"""More names than this are no help in a message."""
+
 
 def need(ok: bool, key: str, message: str) -> None:
     """Raise RecipeError `method.<key>: <message>` unless `ok`."""
@@ -44,4 +47,6 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     close = difflib.get_close_matches(word, options, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]!r}?"
+    if len(options) > _LISTED:
+        return ""
     return f"; choose from {', '.join(sorted(options))}" if options else ""

@@ -18,7 +18,7 @@ from typing import Any
 from surefoot.errors import RecipeError
 from surefoot.methods.checks import did_you_mean
 from surefoot.methods.choices import FAMILIES, Family
-from surefoot.methods.custom import Custom
+from surefoot.methods.custom import CONTRACTS, Custom
 from surefoot.methods.types import Method, Row
 
 
@@ -95,7 +95,7 @@ def _one(family: Family, raw: Any, current: Any, *, path: str) -> Any:
     if not isinstance(raw, Mapping):
         raise RecipeError(f"{path}: {raw!r} is neither a word nor a mapping")
     values = {str(key): value for key, value in raw.items()}
-    if _is_custom(family, values, current):
+    if _is_custom(family, values, current, path=path):
         return _custom(values, current, path=path)
     if family.key in values:
         word = values.pop(family.key)
@@ -109,9 +109,11 @@ def _one(family: Family, raw: Any, current: Any, *, path: str) -> Any:
     return _changed(family, start, values, path=path)
 
 
-def _is_custom(family: Family, values: Mapping[str, Any], current: Any) -> bool:
+def _is_custom(family: Family, values: Mapping[str, Any], current: Any, *, path: str) -> bool:
     """Whether a mapping means a user's function: it says so, or it changes one's options."""
     if Custom.kind not in family.kinds:
+        if "use" in values:
+            raise RecipeError(f"{path}: takes no function of your own; {', '.join(CONTRACTS)} do")
         return False
     if family.key in values:
         return bool(values[family.key] == Custom.kind)
@@ -183,7 +185,7 @@ def plain_value(annotation: Any, raw: Any, *, path: str) -> Any:
     number = isinstance(raw, int | float) and not isinstance(raw, bool)
     if annotation is float and number and math.isfinite(raw):
         return float(raw)
-    if annotation is int and number and raw == int(raw):
+    if annotation is int and number and math.isfinite(raw) and raw == int(raw):
         return int(raw)
     if annotation is str and isinstance(raw, str):
         return raw

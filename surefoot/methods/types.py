@@ -150,6 +150,15 @@ def _check_signal(row: Method) -> None:
     )
     if row.scale.kind == "group_std" and row.scale.per_part:
         _check_per_part(row)
+    if row.scale.kind == "group_mean":
+        floor = row.truncated.value if isinstance(row.truncated, s.TruncatedFloor) else 0.0
+        need(
+            row.shaping == () and floor >= 0 and row.kl.place != "reward_sequence",
+            "scale",
+            "group_mean divides by the mean reward of a group, which shaping, a negative floor or "
+            "a KL in the reward can bring to 0 and below; leave them out, or set scale to "
+            "group_std",
+        )
     if row.scale.kind in ("group_std", "group_mean"):
         need(
             is_group_relative(row),
@@ -212,6 +221,12 @@ def _check_credit(row: Method) -> None:
 
 def _check_loss(row: Method) -> None:
     level = row.ratio.level
+    need(
+        row.epochs * row.minibatches > 1 or all(term.kind != "stale_mask" for term in row.terms),
+        "terms",
+        "stale_mask measures how far the policy has moved since the rollout, which is not at all "
+        "with one optimizer step per rollout; set epochs or minibatches above 1, or leave it out",
+    )
     need(
         level != "none" or row.gate.kind == "none",
         "gate",

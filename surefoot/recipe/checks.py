@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from surefoot.errors import RecipeError
-from surefoot.methods import Method, Overlong
+from surefoot.methods import Method, Overlong, ProportionalKL
 from surefoot.methods.checks import did_you_mean
 from surefoot.recipe.aliases import COUNTS_OPTIMIZER_STEPS
 from surefoot.recipe.recipe import Recipe, leaves
@@ -126,7 +126,23 @@ def _online(recipe: Recipe, row: Method) -> None:
                 f"method.shaping.{index}.cache: {cache} is above rollout.max_new_tokens "
                 f"({rollout.max_new_tokens}), so that every completion would be penalised"
             )
+    _controller(recipe, row)
     _optimizer_steps(recipe, row)
+
+
+def _controller(recipe: Recipe, row: Method) -> None:
+    """A step may change the coefficient by at most 0.2 completions / horizon of itself."""
+    controller = row.kl.controller
+    if not isinstance(controller, ProportionalKL):
+        return
+    completions = recipe.rollout.prompts_per_step * row.group_size
+    least = completions // 5 + 1
+    if controller.horizon < least:
+        raise RecipeError(
+            f"method.kl.controller.horizon: {controller.horizon} completions are fewer than a "
+            f"fifth of a step's {completions}, so one step could take the coefficient to 0 or "
+            f"below; set it to {least} or more (10000 is usual)"
+        )
 
 
 def _optimizer_steps(recipe: Recipe, row: Method) -> None:

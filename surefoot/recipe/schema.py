@@ -24,6 +24,18 @@ def _listed(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _rates(value: Any) -> Any:
+    """Two shares, or a message that says so."""
+    value = _listed(value)
+    numbers = isinstance(value, tuple) and all(
+        isinstance(rate, int | float) and not isinstance(rate, bool) and 0 <= rate <= 1
+        for rate in value
+    )
+    if value is not None and not (numbers and len(value) == 2):
+        raise ValueError("must read [low, high], two shares from 0 to 1, as in [0.2, 0.8]")
+    return value
+
+
 def _window(value: tuple[float, float] | None) -> tuple[float, float] | None:
     if value is not None and value[0] > value[1]:
         raise ValueError("the low rate is above the high one")
@@ -123,7 +135,7 @@ class DataSource(Section):
     eval_size: Annotated[Whole, Field(ge=0)] = 0
     """Rows taken out of the stream for evaluation."""
     keep_solve_rate: Annotated[
-        tuple[Share, Share] | None, BeforeValidator(_listed), AfterValidator(_window)
+        tuple[Share, Share] | None, BeforeValidator(_rates), AfterValidator(_window)
     ] = None
     """Pass over prompts whose own solve rate in this run lies outside [low, high]."""
     role: Literal["train", "eval"] = "train"

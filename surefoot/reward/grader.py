@@ -101,17 +101,22 @@ class Grader:
         """Metrics of the last `score` and the calls that it continued (see `Tally.counts`)."""
         return {} if self._tally is None else self._tally.counts()
 
-    def score(self, groups: Sequence[Group], *, same_step: bool = False) -> list[Group]:
+    def score(
+        self, groups: Sequence[Group], *, same_step: bool = False, counted: bool = True
+    ) -> list[Group]:
         """The same groups in the same order, with one score per completion.
 
         A completion that the engine itself failed to give is missing without being graded, and not
         counted as a failure of the rewards. `same_step` adds to the metrics of the call before
-        instead of starting new ones, for a step that samples in several rounds.
+        instead of starting new ones, for a step that samples in several rounds. What is not
+        `counted` stays out of the metrics: completions that are scored, but never trained.
         """
         began = time.monotonic()
-        if self._tally is None or not same_step:
-            self._tally = Tally([reward.name for reward in self.rewards])
-        tally = self._tally
+        tally = Tally([reward.name for reward in self.rewards])
+        if counted:
+            if self._tally is not None and same_step:
+                tally = self._tally
+            self._tally = tally
         items = [
             _Item(sample_of(group.prompt, completion), group.prompt.id, completion.version)
             for group in groups

@@ -315,6 +315,20 @@ def test_a_callback_that_fails_saves_and_is_named(tiny_model: Path, tmp_path: Pa
     assert [entry for entry in after.seen if entry[0] == "step"] == [("step", 3), ("step", 4)]
 
 
+def test_a_callback_that_stops_twice_ends_the_run_once(tiny_model: Path, tmp_path: Path) -> None:
+    """In the step, and again in the checkpoint that is saved because of it."""
+
+    class Twice(Watch):
+        def on_checkpoint(self, step: int, path: Path) -> Any:
+            super().on_checkpoint(step, path)
+            return surefoot.STOP
+
+    watch = Twice(last=2)
+    run = train(tmp_path / "run", str(tiny_model), "run.steps=4", callbacks=[watch])
+    assert [row["step"] for row in run.metrics if "reward" in row][-1] == 2
+    assert watch.seen[-2:] == [("step", 2), ("checkpoint", 2)]
+
+
 def test_a_callback_does_not_hide_why_a_run_stops(tiny_model: Path, tmp_path: Path) -> None:
     class Content(Watch):
         def on_checkpoint(self, step: int, path: Path) -> Any:

@@ -127,8 +127,8 @@ def test_a_column_that_a_reward_needs(place: Place) -> None:
     place.change("reward", [{"use": "exact"}])
     place.change("run.steps", 50)
     place.rows([{"prompt": f"say {c}", "id": c} for c in "abcdefg"])
-    said = place.refused()
-    assert "all 5 rows are quarantined" in said and "has no answer" in said
+    said = place.refused(code=3)
+    assert "all 5 rows for step" in said and "has no answer" in said
     events = [json.loads(line) for line in (place.run / "events.jsonl").read_text().splitlines()]
     reasons = [event["message"] for event in events if event["kind"] == "quarantined"]
     assert len(reasons) == 5 and all("has no answer" in reason for reason in reasons)

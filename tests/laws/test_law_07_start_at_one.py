@@ -7,13 +7,18 @@ import dataclasses
 
 import pytest
 import torch
-from support.steps import batch_of, make_learner, update
+from support.steps import batch_of, distance, make_learner, update
 from support.tiny import architectures, make_model
 
 from surefoot.learner.layouts import NAMES, Name
-from surefoot.methods import rows
+from surefoot.methods import Method, NoGate, Ratio, rows, with_fields
 
 LENGTHS = [[3, 8, 1, 6], [5, 5, 2, 7]]
+RATIOS = [
+    name
+    for name, value in rows().items()
+    if isinstance(value, Method) and value.ratio.level != "none"
+]
 
 
 @pytest.mark.parametrize("layout", NAMES)
@@ -36,19 +41,30 @@ def test_the_ratio_starts_at_exactly_one(architecture: str, layout: Name) -> Non
         assert torch.equal(again_N, facts.old_logp_BT[part.rows_N, part.columns_N])
 
 
-def test_the_first_of_two_epochs_is_at_one_and_the_second_is_not() -> None:
-    row = dataclasses.replace(rows()["grpo"], epochs=2)
+@pytest.mark.parametrize("name", RATIOS)
+def test_the_first_of_two_epochs_is_at_one_and_the_second_is_not(name: str) -> None:
+    row = with_fields(rows()[name], {"epochs": 2, "ratio": {"to": "old"}})
+    assert isinstance(row, Method)
     model = make_model()
     learner = make_learner(model, row, reference=copy.deepcopy(model), learning_rate=0.05)
     out = update(learner, batch_of(LENGTHS), torch.linspace(-1, 1, 8))
     assert len(out.gradients) == 2
     assert out.report.sums["ratio_max"] > 1.0
-    assert out.report.sums["kl_trained"] > 0.0
+    assert not torch.equal(out.gradients[0], out.gradients[1])
+    assert (out.report.sums.get("kl_trained", 0.0) > 0.0) == (row.kl.place == "loss")
+    # At a ratio of 1 the first is the gradient of the log-probabilities, whatever the gate.
+    bare = dataclasses.replace(row, ratio=Ratio(), gate=NoGate(), epochs=1)
+    plain = make_learner(make_model(), bare, reference=make_model())
+    first = update(plain, batch_of(LENGTHS), torch.linspace(-1, 1, 8)).gradients[0]
+    assert distance(out.gradients[0], first) < 1e-5
 
 
-def test_one_step_alone_reads_its_old_logps_from_the_first_forward() -> None:
+@pytest.mark.parametrize("name", rows())
+def test_one_step_alone_reads_its_old_logps_from_the_first_forward(name: str) -> None:
+    row = with_fields(rows()[name], {"ratio": {"to": "old"}} if name in RATIOS else {})
+    assert isinstance(row, Method)
     model = make_model()
-    learner = make_learner(model, rows()["rloo"])
+    learner = make_learner(model, row, reference=copy.deepcopy(model))
     batch = batch_of(LENGTHS)
     out = update(learner, batch, torch.linspace(-1, 1, 8))
     assert torch.equal(out.report.known_BT, batch.mask_BT)

@@ -11,7 +11,7 @@ import torch
 from support.hand import Told, group, no_kl, stood
 from support.loop import make_loop, plain_script
 
-from surefoot.errors import DataError, StoppedOnFinding
+from surefoot.errors import StoppedOnFinding
 from surefoot.learner.batch import make_batch
 from surefoot.methods import rows
 from surefoot.records import Prompt, Score, ScoreStatus, StopReason
@@ -141,7 +141,7 @@ def test_a_dataset_that_is_quarantined_whole_is_refused(tiny_model: Path, tmp_pa
         rows=4,
         steps=6,
     )
-    with pytest.raises(DataError, match="all 4 rows are quarantined"):
+    with pytest.raises(StoppedOnFinding, match="all 4 rows for step 3 are quarantined"):
         bench.run()
 
 

@@ -178,6 +178,7 @@ def take_step(
         facts = learner.score(batch, plan, old=True, reference=True)
         facts = _poisoned(facts, hidden_BT) if poison else facts
         credit = assigned(method, batch, standing, facts)
+        plan = plan.only(credit.forwarded_B)
     else:
         credit = assigned(method, batch, standing, facts)
         plan = learner.plan(batch, credit.forwarded_B, step=1)

@@ -36,7 +36,9 @@ class ScriptedGrader:
         self.asked: list[list[str]] = []
         self._last: dict[str, float] = {}
 
-    def score(self, groups: Sequence[Group], *, same_step: bool = False) -> list[Group]:
+    def score(
+        self, groups: Sequence[Group], *, same_step: bool = False, counted: bool = True
+    ) -> list[Group]:
         call = len(self.asked)
         self.asked.append([g.prompt.id for g in groups])
         scored = [
@@ -44,7 +46,8 @@ class ScriptedGrader:
             for g in groups
         ]
         statuses = [s.status.value for g in scored for s in g.scores or ()]
-        self._last = {"reward_failures": float(statuses.count("infra_error"))}
+        if counted:
+            self._last = {"reward_failures": float(statuses.count("infra_error"))}
         return scored
 
     def counts(self) -> dict[str, float]:

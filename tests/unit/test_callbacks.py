@@ -54,6 +54,11 @@ def test_each_is_told_in_order() -> None:
     assert second.lines == want
 
 
+def test_one_callback_that_is_no_list_is_refused() -> None:
+    with pytest.raises(RecipeError, match="pass a list"):
+        Callbacks(Diary())  # type: ignore[arg-type]
+
+
 def test_a_callback_that_overrides_nothing_is_told_nothing() -> None:
     calls = Callbacks([surefoot.Callback()])
     calls.step(1, {"reward": 0.5}, EVALUATION)

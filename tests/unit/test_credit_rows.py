@@ -13,7 +13,7 @@ import torch
 from support.hand import CAP, assigned, credited, group, no_kl, row, stood
 from support.loop import make_loop
 
-from surefoot.errors import RecipeError
+from surefoot.errors import RecipeError, StoppedOnFinding
 from surefoot.learner.batch import make_batch
 from surefoot.learner.update import Facts
 from surefoot.loops.standing import stand
@@ -68,6 +68,67 @@ def test_the_greedy_completion_counts_by_the_rules_of_the_others() -> None:
     assert found.advantage_PG.tolist() == [[2.0, 1.0]]
 
 
+def test_a_cut_greedy_completion_is_no_baseline_where_the_cut_are_absent() -> None:
+    cut = replace(group([1.0, 0.0]).greedy, stop=StopReason.LENGTH)  # type: ignore[type-var]
+    method = no_kl("remax", group_size=2, truncated="mask")
+    batch = make_batch([replace(group([1.0, 0.0]), greedy=cut), group([1.0, 0.0], index=1)])
+    assert stood(method, batch).dropped_P.tolist() == [True, False]
+
+
+def test_a_step_without_coefficients_makes_no_optimizer_step(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """All score what the greedy one scores, and at unchanged weights the KL is exactly 0."""
+    bench = make_loop(
+        tiny_model,
+        tmp_path / "run",
+        method={"name": "remax", "group_size": 2},
+        judge=lambda prompt, sample, call: 1.0,
+        steps=2,
+    )
+    bench.run()
+    for row_ in bench.metrics():
+        assert row_["optimizer_steps"] == 0 and row_["forwarded_tokens"] == 0
+
+
+def test_a_constant_reward_is_no_signal_for_a_history_though_its_kl_moves(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """The first step differs from init; from then on only the KL gives advantages."""
+    bench = make_loop(
+        tiny_model,
+        tmp_path / "run",
+        method={"name": "reinforce_ma", "group_size": 2, "kl": {"coef": 0.5}},
+        judge=lambda prompt, sample, call: 1.0,
+        rate=0.02,
+        steps=6,
+        settings={"stop_without_signal": 3},
+    )
+    with pytest.raises(StoppedOnFinding, match="3 steps in a row gave no signal"):
+        bench.run()
+    seen = bench.metrics()
+    assert [row_["steps_without_signal"] for row_ in seen] == [0, 1, 2, 3]
+    assert seen[-1]["advantage/abs_max"] > 0
+
+
+def test_a_negative_reward_stops_a_row_that_divides_by_the_mean(
+    tmp_path: Path, tiny_model: Path
+) -> None:
+    """At the second step; the first is saved, and the step is redone when the run goes on."""
+    bench = make_loop(
+        tiny_model,
+        tmp_path / "run",
+        method={"name": "maxrl", "group_size": 2},
+        judge=lambda prompt, sample, call: float(sample) - (0.5 if call else 0.0),
+        steps=3,
+    )
+    with pytest.raises(StoppedOnFinding, match=r"was rewarded -0\.5.*rewards must be 0 or more"):
+        bench.run()
+    assert bench.loop.progress.step == 1
+    assert [event["step"] for event in bench.events("checkpoint")] == [1]
+    assert bench.parts.data.stream.position == 2
+
+
 def test_history_is_subtracted() -> None:
     """The average has seen one reward of 0.5."""
     found = credited(no_kl("reinforce_ma", group_size=2), make_batch([group([1.0, 0.0])]))
@@ -120,7 +181,7 @@ def test_the_loop_reports_a_task_switch_and_starts_again(
     )
     bench.run()
     (event,) = bench.events("history_shift")
-    assert event["since"] == 8 and event["reset"] is True and event["step"] <= 10
+    assert event["since"] == 8 and event["reset"] is True and 8 <= event["at"] <= 10
     assert event["task"] == ("hard" if labelled else None)
     assert ("task 'hard'" in bench.said.getvalue()) == labelled
 

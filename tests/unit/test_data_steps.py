@@ -9,8 +9,10 @@ from data_stand_ins import Spec, Words, recipe, write_lines
 from test_data_stream import ids, stream
 
 from surefoot.data import build
+from surefoot.data.options import KEYS, read_options
 from surefoot.errors import NotBuiltError, RecipeError
 from surefoot.recipe import load
+from surefoot.recipe.schema import DataSource
 
 
 def numbered(tmp_path, name, n):
@@ -111,7 +113,7 @@ def test_a_step_without_data_is_refused_and_its_neighbours_are_named(tmp_path):
     a, b = numbered(tmp_path, "a.jsonl", 3), numbered(tmp_path, "b.jsonl", 3)
     message = refused(Spec(a, until_step=10), Spec(b, from_step=20))
     assert "no source is drawn from at steps 10 to 19" in message
-    assert "data[0] has from_step 1 and until_step 10, data[1] has from_step 20" in message
+    assert "data[0] has until_step 10, data[1] has from_step 20" in message
     message = refused(Spec(a, from_step=5))
     assert "at steps 1 to 4: data has from_step 5" in message
     assert "at steps 30 to 100" in refused(Spec(a, until_step=30))
@@ -170,3 +172,9 @@ def test_the_keys_load_from_a_recipe():
     for bad, message in (("[0.9, 0.1]", "low rate is above"), ("[0, 1]", "passes over nothing")):
         with pytest.raises(RecipeError, match=rf"data\.0\.keep_solve_rate: .*{message}"):
             load(wanted, [f"data.0.keep_solve_rate={bad}"])
+
+
+def test_a_key_nearly_written_is_named() -> None:
+    with pytest.raises(RecipeError, match=r"form_step.*Did you mean 'from_step'"):
+        read_options({"form_step": 2}, {}, key="data", source="x", keys=KEYS)
+    assert {*KEYS, "options"} == set(DataSource.model_fields)

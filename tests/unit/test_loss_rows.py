@@ -136,9 +136,10 @@ def test_a_stale_completion_has_no_policy_loss() -> None:
     lower[:, :2] -= torch.tensor([[0.0, 2.0], [0.0, 2.0]], dtype=torch.float64) * math.log(2)
     given = dataclasses.replace(given, logp_BT=lower.requires_grad_())
     terms = [{"kind": "stale_mask", "delta": 0.6}]
-    out = loss_of("dr_grpo", given, gate="none", terms=terms)
+    out = loss_of("dr_grpo", given, gate="none", epochs=2, terms=terms)
     assert float(out.loss) == pytest.approx(-(1.0 + 0.25) / 4)
     assert out.sums["stale"] == 2
-    kept = loss_of("dr_grpo", given, gate="none", terms=[{"kind": "stale_mask", "delta": 0.7}])
+    terms = [{"kind": "stale_mask", "delta": 0.7}]
+    kept = loss_of("dr_grpo", given, gate="none", epochs=2, terms=terms)
     assert float(kept.loss) == pytest.approx(0.0)
     assert kept.sums["stale"] == 0

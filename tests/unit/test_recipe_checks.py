@@ -34,6 +34,24 @@ def minimal(**sections: Any) -> dict[str, Any]:
             {"method": {"name": "dapo", "shaping": {"0": {"cache": 300}}}},
             ["method.shaping.0.cache", "256"],
         ),
+        (
+            {
+                "method": {
+                    "name": "grpo",
+                    "kl": {"controller": {"kind": "proportional", "horizon": 9}},
+                }
+            },
+            ["method.kl.controller.horizon", "64", "13 or more"],
+        ),
+        (
+            {"method": {"name": "grpo", "terms": [{"kind": "stale_mask"}]}},
+            ["method.terms", "epochs or minibatches"],
+        ),
+        (
+            {"method": {"name": "maxrl", "shaping": [{"kind": "overlong"}]}},
+            ["method.scale", "mean"],
+        ),
+        ({"method": {"name": "grpo", "group_size": float("nan")}}, ["group_size", "nan"]),
         ({"run": {}}, ["run.steps: is required"]),
         ({"run": {"steps": 5, "epochs": 1}}, ["run.epochs", "run.steps"]),
         ({"run": {"steps": 5}, "optim": {"batch_size": 4}}, ["optim.batch_size"]),

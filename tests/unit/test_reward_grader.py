@@ -50,6 +50,14 @@ def native(function, **settings):
     return FunctionPart(reward_function(function), **settings)
 
 
+def test_what_is_not_counted_is_scored_and_in_no_metric():
+    with Grader([Entry("numeric")]) as grader:
+        grader.score([group(["7", "8"])])
+        before = grader.counts()
+        assert values(grader.score([group(["7"])], counted=False)) == [1.0]
+        assert grader.counts() == before and before["rewards/numeric/mean"] == 0.5
+
+
 def test_rules_alone_start_no_process():
     with Grader([Entry("numeric"), Entry("exact", weight=0.5)]) as grader:
         assert grader._workers is None

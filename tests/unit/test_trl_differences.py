@@ -156,7 +156,7 @@ def stale_by_the_sampler() -> Pair:
         "off_policy_mask_threshold": 0.1,
     }
     terms = [{"kind": "stale_mask", "delta": 0.1}]
-    return losses(given, trl, "grpo", {"kl": NO_KL, "scale": "none", "terms": terms})
+    return losses(given, trl, "grpo", {"kl": NO_KL, "scale": "none", "epochs": 2, "terms": terms})
 
 
 def weight_from_below() -> Pair:
