@@ -326,7 +326,7 @@ def test_a_callback_that_stops_twice_ends_the_run_once(tiny_model: Path, tmp_pat
     watch = Twice(last=2)
     run = train(tmp_path / "run", str(tiny_model), "run.steps=4", callbacks=[watch])
     assert [row["step"] for row in run.metrics if "reward" in row][-1] == 2
-    assert watch.seen[-2:] == [("step", 2), ("checkpoint", 2)]
+    assert watch.seen[-3:] == [("step", 2), ("checkpoint", 2), ("end", 2)]
 
 
 def test_a_callback_does_not_hide_why_a_run_stops(tiny_model: Path, tmp_path: Path) -> None:
