@@ -116,21 +116,6 @@ def test_a_step_without_coefficients_touches_no_weight_and_no_moment(
     assert bench.metrics()[1]["frac_reward_zero_std"] == 1.0
 
 
-def test_rewards_that_the_scale_takes_out_are_no_signal(tiny_model: Path, tmp_path: Path) -> None:
-    """maxrl divides by the group's mean, and skips groups without success: here, all of them."""
-    bench = make_loop(
-        tiny_model,
-        tmp_path / "run",
-        method={"name": "maxrl", "group_size": 2},
-        judge=lambda asked, sample, call: -1.0 - sample,
-        steps=9,
-        settings={"stop_without_signal": 3},
-    )
-    with pytest.raises(StoppedOnFinding, match="3 steps in a row gave no signal"):
-        bench.run()
-    assert [row["optimizer_steps"] for row in bench.metrics()] == [0, 0, 0]
-
-
 def test_a_constant_reward_under_kl_is_no_signal_either(tiny_model: Path, tmp_path: Path) -> None:
     """The KL makes steps, but what the run was for has no gradient."""
     for place in ("loss", "reward_sequence"):
