@@ -95,6 +95,80 @@ def _whiten(kind: str, source: str) -> dict[str, Fact]:
 _GRPO_MEAN = "arXiv 2402.03300 Eq. 3: 1/G sum 1/|o|"
 
 FACTS: Mapping[str, RowFacts] = {
+    "ppo": RowFacts(
+        paper="arXiv 1707.06347 (clip), 1506.02438 (GAE), 1909.08593 (language models)",
+        formula="L = mean over tokens of -min(r A, clip(r, 1 - low, 1 + high) A),  A_t the "
+        "whitened sum over l of (gamma lam)^l (r + gamma V_next - V) at t + l;  the critic "
+        "minimises 1/2 max((V - R)^2, (clip(V, V_old -+ clip) - R)^2)",
+        when="Rewards inside the completion, or long completions whose tokens deserve different "
+        "credit, and memory for a second model.",
+        failure="A critic that foresees nothing: `critic/explained_variance` at or below 0, or "
+        "`critic/value_add` at 1 and above. The advantages are then noise with a model's price.",
+        fields=_merged(
+            _kl(
+                "reward_token",
+                0.05,
+                "arXiv 1909.08593 Eq. 2: the divergence is charged at each token",
+                "ours: fixed; the paper adapts it towards a target",
+            ),
+            {
+                "credit": Fact("gae", "arXiv 1506.02438 Eq. 16"),
+                "credit.gamma": Fact(1.0, "arXiv 1909.08593: no discount"),
+                "credit.lam": Fact(0.95, "arXiv 1909.08593, code"),
+                "credit.group_weight": Fact(0.0, "ours: no group part, as in the paper"),
+            },
+            _whiten("token", "arXiv 1909.08593, code: over the tokens of the step"),
+            _ratio("arXiv 1707.06347 Eq. 6"),
+            _PLAIN_CLIP,
+            {
+                "critic": Fact("critic", "arXiv 1707.06347 Eq. 9"),
+                "critic.loss_weight": Fact(0.1, "arXiv 1909.08593, code: vf_coef"),
+                "critic.clip": Fact(0.2, "arXiv 1909.08593, code: cliprange_value"),
+            },
+        ),
+        notes=(
+            "The critic starts as the policy's own layers (`critic.layers` keeps the lower ones) "
+            "with a head of zeros, so the first advantages are the whitened returns.",
+        ),
+    ),
+    "vapo": RowFacts(
+        paper="arXiv 2504.05118",
+        formula="as `ppo` without KL; lambda 1 - 1 / (alpha n) of a completion of n tokens; the "
+        "critic regresses on Monte Carlo returns; plus weight times the mean -log pi over the "
+        "tokens of right completions; the critic learns alone until its explained variance is flat",
+        when="Long reasoning with a verifier's reward, and memory for a second model.",
+        failure="Short answers: below 1 / alpha = 20 tokens lambda is 0 and the reward reaches "
+        "earlier tokens through the critic alone. The run says so; take "
+        "`credit.length_alpha: 1.0`.",
+        fields=_merged(
+            {
+                "credit": Fact("gae", "arXiv 1506.02438 Eq. 16"),
+                "credit.gamma": Fact(1.0, "arXiv 2504.05118: no discount"),
+                "credit.lam": Fact(0.95, "ours: the type's default; length_alpha takes its place"),
+                "credit.critic_lam": Fact(1.0, "arXiv 2504.05118 section 4.1"),
+                "credit.length_alpha": Fact(0.05, "arXiv 2504.05118 Eq. 5"),
+                "credit.group_weight": Fact(0.0, "ours: no group part, as in the paper"),
+            },
+            _whiten("token", "ours: as `ppo`; the paper is silent"),
+            _ratio("arXiv 1707.06347 Eq. 6"),
+            _clip(
+                Fact(0.2, "arXiv 2504.05118"),
+                Fact(0.28, "arXiv 2504.05118: clip-higher"),
+                "arXiv 2504.05118",
+            ),
+            {
+                "terms.0": Fact("positive_nll", "arXiv 2504.05118 Eq. 9"),
+                "terms.0.weight": Fact(0.1, "arXiv 2504.05118: mu"),
+                "critic": Fact("critic", "arXiv 2504.05118"),
+                "critic.loss_weight": Fact(0.1, "ours: as `ppo`"),
+                "critic.clip": Fact(0.2, "ours: as `ppo`"),
+                "warmup": Fact("value", "arXiv 2504.05118: value pretraining"),
+                "warmup.window": Fact(10, "ours: the paper says until flat"),
+                "warmup.tolerance": Fact(0.01, "ours: the paper says until flat"),
+                "warmup.max_steps": Fact(50, "arXiv 2504.05118: 50 steps"),
+            },
+        ),
+    ),
     "reinforce": RowFacts(
         paper="Williams 1992; the KL as in arXiv 2402.14740",
         formula="L = mean over completions of -A sum_t log pi(o_t),  A = R - coef KL",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from surefoot.learner import custom
 from surefoot.methods import Method
-from surefoot.objective import correction, gates, kl, policy, terms
+from surefoot.objective import correction, gates, kl, policy, terms, value
 from surefoot.objective.mismatch import Mismatch, mismatch
 from surefoot.objective.reduce import weighted_sum
 
@@ -37,6 +37,8 @@ class LossInputs:
     advantage_BT: Tensor
     mask_BT: Tensor
     weight_BT: Tensor
+    imitated_BT: Tensor | None = None
+    """Token weights of the completions that are right, under a denominator of their own."""
 
     @property
     def advantage_B(self) -> Tensor:
@@ -264,8 +266,11 @@ def microbatch_loss(inputs: LossInputs, row: Method) -> LossSums:
     for term in row.terms:
         if term.kind in TERMS:
             per_token_BT = per_token_BT + TERMS[term.kind](inputs, term)
+    extra = _imitation(inputs, row, sums)
     sums["entropy"] = torch.where(mask_BT, inputs.entropy_BT.detach(), 0.0).sum()
     loss = weighted_sum(per_token_BT, inputs.weight_BT)
+    if extra is not None:
+        loss = loss + extra
     return LossSums(loss, {name: float(value) for name, value in sums.items()})
 
 
@@ -278,7 +283,23 @@ TERMS: Mapping[str, Callable[[LossInputs, Any], Tensor]] = {"entropy": _entropy}
 """Terms that are added; a stale mask acts on the policy loss instead."""
 
 
+def _imitation(inputs: LossInputs, row: Method, sums: Flags) -> Tensor | None:
+    """The likelihood of right completions, weighed by a sum of its own (arXiv:2504.05118 Eq. 9)."""
+    for term in row.terms:
+        if term.kind == "positive_nll":
+            assert inputs.imitated_BT is not None
+            right_B = (inputs.imitated_BT != 0).any(1)
+            nll_BT = value.positive_nll(inputs.logp_BT, correct_B=right_B, mask_BT=inputs.mask_BT)
+            sums["imitated"] = (inputs.mask_BT & right_B[:, None]).sum()
+            sums["imitated_nll"] = nll_BT.detach().sum()
+            return float(term.weight) * weighted_sum(nll_BT, inputs.imitated_BT)
+    return None
+
+
 def trains_everything(row: Method) -> bool:
     """Whether every trained token has a coefficient even where its advantage is 0."""
     weighted_kl = row.kl.place == "loss" and row.kl.coef != 0
-    return weighted_kl or any(term.weight != 0 for term in row.terms if term.kind == "entropy")
+    if weighted_kl or row.critic.kind != "none":
+        return True
+    weighed = ("entropy", "positive_nll")
+    return any(term.weight != 0 for term in row.terms if term.kind in weighed)

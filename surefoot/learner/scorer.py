@@ -2,7 +2,7 @@
 
 Owns the forward pass of every layout, in `model.compute` over `model.dtype` weights, and the head
 at scored positions only: no tensor of shape [B, T, V] exists.
-Refuses to own sampling (the engine), losses and the choice of layout.
+Refuses to own sampling (the engine), values (`critic`), losses and the choice of layout.
 """
 
 from __future__ import annotations
@@ -31,24 +31,15 @@ class Scored:
     entropy_N: Tensor
 
 
-class Scorer(nn.Module):
-    """Wraps a policy (or a reference) from the start; `forward` takes a laid-out micro-batch."""
+class Backbone(nn.Module):
+    """A model without its head: hidden states at the scored positions of a laid-out micro-batch."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        compute: torch.dtype,
-        head_dtype: torch.dtype,
-        temperature: float,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, compute: torch.dtype) -> None:
         super().__init__()
         use_short_attention(model)
         use_norm_before_product(model)
         self.model = model
         self.compute = compute
-        self.temperature = temperature
-        self.head = find_head(model, dtype=head_dtype)
         parameters = inspect.signature(model.base_model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
 
@@ -67,15 +58,10 @@ class Scorer(nn.Module):
         total = sum(p.numel() for p in self.model.parameters())
         return Shape(total - embeddings, config.num_hidden_layers * heads)
 
-    def forward(self, batch: Microbatch) -> Scored:
-        """Score the micro-batch's tokens under softmax(logits / temperature)."""
+    def hidden(self, batch: Microbatch) -> Tensor:
+        """The state from which each scored token was drawn, [N, H]."""
         with self._autocast():
-            hidden_NH = self._prefix(batch) if batch.layout == "prefix" else self._block(batch)
-        targets_N = batch.targets_N.to(self.device)
-        logp_N, entropy_N = token_logp(
-            hidden_NH, self.head, targets_N, temperature=self.temperature
-        )
-        return Scored(logp_N, entropy_N)
+            return self._prefix(batch) if batch.layout == "prefix" else self._block(batch)
 
     def _autocast(self) -> AbstractContextManager[object]:
         if self.compute == self.model.dtype:
@@ -133,6 +119,30 @@ class Scorer(nn.Module):
             **{self._cache_name: cache},
         ).last_hidden_state
         return hidden
+
+
+class Scorer(Backbone):
+    """Wraps a policy (or a reference) from the start; `forward` takes a laid-out micro-batch."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        compute: torch.dtype,
+        head_dtype: torch.dtype,
+        temperature: float,
+    ) -> None:
+        super().__init__(model, compute=compute)
+        self.temperature = temperature
+        self.head = find_head(model, dtype=head_dtype)
+
+    def forward(self, batch: Microbatch) -> Scored:
+        """Score the micro-batch's tokens under softmax(logits / temperature)."""
+        targets_N = batch.targets_N.to(self.device)
+        logp_N, entropy_N = token_logp(
+            self.hidden(batch), self.head, targets_N, temperature=self.temperature
+        )
+        return Scored(logp_N, entropy_N)
 
 
 def _gather(blocks: list[Cache], bundle_B: Tensor, longest: int) -> Cache:

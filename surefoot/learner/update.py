@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from surefoot.learner.batch import Batch, Microbatch, Minibatch, Packing, Plan, make_plan, scatter
+from surefoot.learner.critic import Critic
 from surefoot.learner.layouts import Name
 from surefoot.learner.loss import LossInputs, microbatch_loss
 from surefoot.learner.optim import Optimizer
@@ -31,6 +32,8 @@ class Facts:
     ref_logp_BT: Tensor | None = None
     ref_rows: tuple[int, ...] = ()
     """Rows that the reference scored."""
+    value_BT: Tensor | None = None
+    """The critic's, in units of reward."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,10 @@ class Signal:
     advantage_BT: Tensor
     present_B: Tensor
     """False: in no numerator and no denominator (missing score, masked truncation)."""
+    return_BT: Tensor | None = None
+    """What the critic is to foresee."""
+    correct_B: Tensor | None = None
+    """Completions that are right by their raw score, for a likelihood term."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +86,13 @@ class Learner:
         packing: Packing,
         constant: float,
         seed: int,
+        critic: Critic | None = None,
     ) -> None:
         self.scorer = scorer
         self.optimizer = optimizer
         self.row = row
         self.reference = reference
+        self.critic = critic
         self.packing = packing
         self.constant = constant
         """Divisor of the constant reduction, in tokens."""
@@ -108,13 +117,14 @@ class Learner:
         )
 
     def score(self, batch: Batch, plan: Plan, *, old: bool, reference: bool) -> Facts:
-        """Score the plan's passes without gradient, under the policy, the reference, or both."""
+        """Score the plan's passes without gradient: policy, reference, and the critic if any."""
         passes = plan.passes
         rows = tuple(sorted(row for part in passes for row in part.row_list))
         return Facts(
             self._no_grad(self.scorer, batch, passes) if old else None,
             self._no_grad(self._need_reference(), batch, passes) if reference else None,
             rows if reference else (),
+            None if self.critic is None else self.critic.values(batch.mask_BT, passes),
         )
 
     def measure(self, batch: Batch, part: Microbatch) -> Facts:
@@ -134,10 +144,26 @@ class Learner:
                 out_BT[part.rows_N, part.columns_N] = logp_N
         return out_BT
 
+    def clear(self) -> None:
+        """Drop the gradients of a step that is not to be taken."""
+        self.optimizer.clear()
+        if self.critic is not None:
+            self.critic.optimizer.clear()
+
     def update(
-        self, batch: Batch, plan: Plan, signal: Signal, facts: Facts, *, step: int
+        self,
+        batch: Batch,
+        plan: Plan,
+        signal: Signal,
+        facts: Facts,
+        *,
+        step: int,
+        warming: bool = False,
     ) -> UpdateReport:
-        """Take epochs x minibatches optimizer steps; each has its own global denominators."""
+        """Take epochs x minibatches optimizer steps; each has its own global denominators.
+
+        `warming`: the critic alone, under a policy that stays what it is.
+        """
         tally = _Tally(batch, facts, plan.passes)
         self.applied = 0
         rate = self.optimizer.rate(step)
@@ -145,16 +171,51 @@ class Learner:
             for minibatch in plan.minibatches:
                 if not minibatch.passes:
                     continue
-                loss = self._accumulate(batch, minibatch, signal, facts, tally, first=epoch == 0)
-                norm = self.optimizer.gradient_norm()
-                if math.isfinite(loss) and math.isfinite(norm):
-                    self.optimizer.step(rate=rate, norm=norm)
+                loss = norm = 0.0
+                if not warming:
+                    first = epoch == 0
+                    loss = self._accumulate(batch, minibatch, signal, facts, tally, first=first)
+                    norm = self.optimizer.gradient_norm()
+                value_norm = self._regress(batch, minibatch, signal, facts, tally)
+                if math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value_norm):
+                    if not warming:
+                        self.optimizer.step(rate=rate, norm=norm)
+                    if self.critic is not None:
+                        own = self.critic.optimizer
+                        own.step(rate=own.rate(step), norm=value_norm)
                     self.applied += 1
                     tally.applied(loss, norm)
                 else:
                     tally.refused(minibatch)
-                self.optimizer.clear()
+                self.clear()
         return tally.report()
+
+    def _regress(
+        self, batch: Batch, minibatch: Minibatch, signal: Signal, facts: Facts, tally: _Tally
+    ) -> float:
+        """Add up the critic's gradient over the minibatch; returns its norm, 0 without a critic.
+
+        Every trained token counts once, whatever the policy's reduction.
+        """
+        if self.critic is None:
+            return 0.0
+        assert signal.return_BT is not None and facts.value_BT is not None
+        inside_B = torch.zeros_like(signal.present_B)
+        inside_B[list(minibatch.rows)] = True
+        mask_BT = batch.mask_BT & (signal.present_B & inside_B)[:, None]
+        for part in minibatch.passes:
+            tally.add_sums(
+                self.critic.accumulate(
+                    part,
+                    old_value_BT=facts.value_BT,
+                    return_BT=signal.return_BT,
+                    mask_BT=mask_BT,
+                    tokens=int(mask_BT.sum()),
+                )
+            )
+        norm = self.critic.optimizer.gradient_norm()
+        tally.add_sums({"value_norm": norm, "value_steps": 1.0})
+        return norm
 
     def _accumulate(
         self,
@@ -168,6 +229,7 @@ class Learner:
     ) -> float:
         """Add up the gradient of one minibatch; returns its loss."""
         weight_BT = self._weights(batch, minibatch, signal)
+        imitated_BT = self._imitated(batch, minibatch, signal)
         total = 0.0
         for part in minibatch.passes:
             rows = part.row_list
@@ -193,12 +255,23 @@ class Learner:
                 signal.advantage_BT[rows].to(device),
                 (batch.mask_BT & signal.present_B[:, None])[rows].to(device),
                 weight_BT[rows].to(device),
+                None if imitated_BT is None else imitated_BT[rows].to(device),
             )
             out = microbatch_loss(inputs, self.row)
             out.loss.backward()
             total += float(out.loss.detach())
             tally.add(part, out.sums)
         return total
+
+    def _imitated(self, batch: Batch, minibatch: Minibatch, signal: Signal) -> Tensor | None:
+        """Token weights of the right completions: a mean over the tokens of them all."""
+        if all(term.kind != "positive_nll" for term in self.row.terms):
+            return None
+        assert signal.correct_B is not None
+        inside_B = torch.zeros_like(signal.present_B)
+        inside_B[list(minibatch.rows)] = True
+        right_BT = batch.mask_BT & (signal.present_B & signal.correct_B & inside_B)[:, None]
+        return right_BT.double() / right_BT.sum().clamp_min(1)
 
     def _weights(self, batch: Batch, minibatch: Minibatch, signal: Signal) -> Tensor:
         """Token weights of the whole batch under the denominators of one optimizer step."""
@@ -260,13 +333,16 @@ class _Tally:
         self.known_BT[part.rows_N, part.columns_N] = True
 
     def add(self, part: Microbatch, sums: Mapping[str, float]) -> None:
+        self.add_sums(sums)
+        self.forwarded += part.tokens
+        self.layouts[part.layout] = self.layouts.get(part.layout, 0) + 1
+
+    def add_sums(self, sums: Mapping[str, float]) -> None:
         for name, value in sums.items():
             if name.endswith("_max"):
                 self.sums[name] = max(self.sums.get(name, value), value)
             else:
                 self.sums[name] = self.sums.get(name, 0.0) + value
-        self.forwarded += part.tokens
-        self.layouts[part.layout] = self.layouts.get(part.layout, 0) + 1
 
     def applied(self, loss: float, norm: float) -> None:
         self.fates.append(True)

@@ -13,11 +13,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from surefoot import methods
 from surefoot.data import Data, build
 from surefoot.errors import DataError, RecipeError
 from surefoot.learner import custom
 from surefoot.learner.batch import Packing
 from surefoot.learner.check import LayoutCheck, check_layouts
+from surefoot.learner.critic import Critic, ValueModel, value_backbone
 from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Learner
@@ -188,6 +190,9 @@ def make_learner(parts: Parts) -> tuple[Learner, LayoutCheck]:
         same = recipe.model.reference_dtype == recipe.model.dtype
         compute = recipe.model.compute if same else recipe.model.reference_dtype
         reference = _scorer(parts, frozen, compute)
+    critic = None
+    if isinstance(row.critic, methods.Critic):
+        critic = _critic(recipe, row.critic, parts.loaded.model)
     length = row.reduce.length if row.reduce.kind == "constant" else None
     budget = recipe.optim.tokens_per_microbatch
     assert isinstance(budget, int), "resolved before the learner is made"
@@ -199,8 +204,20 @@ def make_learner(parts: Parts) -> tuple[Learner, LayoutCheck]:
         packing=Packing(budget, check.allowed, scorer.shape),
         constant=float(length or recipe.rollout.max_new_tokens),
         seed=recipe.run.seed,
+        critic=critic,
     )
     return learner, check
+
+
+def _critic(recipe: Recipe, row: methods.Critic, policy: Any) -> Critic:
+    """A value model that starts as the policy's lower layers, with an optimizer of its own."""
+    backbone = value_backbone(policy, layers=recipe.critic.layers)
+    backbone.requires_grad_(True)
+    model = ValueModel(backbone, compute=DTYPES[recipe.model.compute])
+    rate = recipe.critic.learning_rate or recipe.optim.learning_rate
+    settings = recipe.optim.model_copy(update={"learning_rate": rate})
+    optimizer = Optimizer(model, settings, steps=int(recipe.run.steps or 0))
+    return Critic(model, optimizer, row.loss_weight, row.clip)
 
 
 def keeps_reference(row: Method) -> bool:

@@ -19,12 +19,12 @@ from surefoot.learner.batch import Batch
 from surefoot.learner.loss import trains_everything
 from surefoot.learner.update import Facts, Signal
 from surefoot.loops.history import HistoryBook
-from surefoot.loops.standing import Standing
-from surefoot.methods import Method, is_group_relative
+from surefoot.loops.standing import RIGHT, Standing
+from surefoot.methods import Gae, Method, is_group_relative
 from surefoot.objective import batch as batches
 from surefoot.objective import credit as tokens
 from surefoot.objective import group as groups
-from surefoot.objective import kl, shaping
+from surefoot.objective import kl, shaping, value
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,8 @@ class Credit:
     """The KL term that enters the reward, by its name and unit."""
     history_P: Tensor | None
     """The average of earlier rewards that was subtracted, under a history baseline."""
+    monte_carlo_BT: Tensor | None = None
+    """Discounted returns of the token rewards: what a critic is judged by."""
 
 
 def assign(
@@ -81,30 +83,34 @@ def assign(
     mask_BT = batch.mask_BT & present_B[:, None]
     trained_kl: dict[str, float] = {}
     shaped_PG = _charged(row, batch, standing, facts, mask_BT, trained_kl)
-    length_PG = mask_BT.sum(1).reshape(shape)
     history_P = None if book is None else _history_of(book, batch)
-    ground = Ground(
-        shaped_PG,
-        present_PG,
-        length_PG,
-        standing.greedy_P,
-        history_P,
-        standing.part_PGK,
-        standing.weight_K,
-    )
+    ground = _ground(standing, shaped_PG, mask_BT, history_P)
     advantage_PG = _compared(row, ground)
     if row.whiten.kind == "sequence":
         advantage_PG = _whiten_sequences(row.whiten, advantage_PG, present_PG)
-    advantage_BT = _spread(row, batch, advantage_PG, facts, mask_BT, trained_kl)
+    estimated = None
+    if isinstance(row.credit, Gae):
+        estimated = _estimate(row, row.credit, batch, shaped_PG, facts, mask_BT, trained_kl)
+        advantage_BT = estimated.advantage_BT
+    else:
+        advantage_BT = _spread(row, batch, advantage_PG, facts, mask_BT, trained_kl)
     if row.whiten.kind == "token":
         advantage_BT = _whiten_tokens(row.whiten, advantage_BT, mask_BT)
+    if isinstance(row.credit, Gae):
+        group_BT = tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
+        advantage_BT = _mixed(row.credit.group_weight, group_BT, advantage_BT)
     dead_P = _dead(row, ground)
-    if is_group_relative(row):
+    if is_group_relative(row) and estimated is None:
         dead_B = dead_P[:, None].expand(shape).reshape(-1)
         advantage_BT = torch.where(dead_B[:, None], 0.0, advantage_BT)
     active_B = present_B if trains_everything(row) else (advantage_BT != 0).any(1)
     return Credit(
-        Signal(advantage_BT, present_B),
+        Signal(
+            advantage_BT,
+            present_B,
+            None if estimated is None else estimated.return_BT,
+            (standing.score_PG >= RIGHT).reshape(-1),
+        ),
         active_B & present_B,
         dead_P & ~standing.dropped_P,
         shaped_PG,
@@ -119,6 +125,21 @@ def assign(
         ),
         trained_kl,
         history_P,
+        None if estimated is None else estimated.monte_carlo_BT,
+    )
+
+
+def _ground(
+    standing: Standing, reward_PG: Tensor, mask_BT: Tensor, history_P: Tensor | None
+) -> Ground:
+    return Ground(
+        reward_PG,
+        standing.present_PG,
+        mask_BT.sum(1).reshape(reward_PG.shape),
+        standing.greedy_P,
+        history_P,
+        standing.part_PGK,
+        standing.weight_K,
     )
 
 
@@ -163,15 +184,71 @@ def _spread(
     """One number per token, [B, T]."""
     if row.credit.kind == "broadcast":
         return tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
+    reward_BT = _paid(row, batch, advantage_PG, facts, mask_BT, trained_kl)
+    gamma = float(row.credit.gamma)  # type: ignore[union-attr]
+    return tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=gamma)
+
+
+def _paid(
+    row: Method,
+    batch: Batch,
+    score_PG: Tensor,
+    facts: Facts,
+    mask_BT: Tensor,
+    trained_kl: dict[str, float],
+) -> Tensor:
+    """Token rewards: the score at the last token, the divergence at each where it is paid there."""
     kl_BT = torch.zeros_like(batch.sampled_logp_BT)
     if row.kl.place == "reward_token" and row.kl.coef != 0:
         kl_BT = _reward_kl(row, batch, facts, mask_BT)
         trained_kl[f"kl/reward_token_{row.kl.estimator}_token"] = _mean(kl_BT, mask_BT)
-    reward_BT = tokens.per_token_reward(
-        advantage_PG.reshape(-1), kl_BT, mask_BT=mask_BT, coef=row.kl.coef
+    return tokens.per_token_reward(score_PG.reshape(-1), kl_BT, mask_BT=mask_BT, coef=row.kl.coef)
+
+
+@dataclass(frozen=True)
+class _Estimated:
+    advantage_BT: Tensor
+    return_BT: Tensor
+    monte_carlo_BT: Tensor
+
+
+def _estimate(
+    row: Method,
+    credit: Gae,
+    batch: Batch,
+    reward_PG: Tensor,
+    facts: Facts,
+    mask_BT: Tensor,
+    trained_kl: dict[str, float],
+) -> _Estimated:
+    """Advantages and the critic's targets from the rewards themselves, without any baseline."""
+    assert facts.value_BT is not None, "credit gae is given the critic's values"
+    reward_BT = _paid(row, batch, reward_PG, facts, mask_BT, trained_kl)
+    length_B = mask_BT.sum(1)
+    lam_B = torch.full(length_B.shape, credit.lam, dtype=torch.float64)
+    if credit.length_alpha is not None:
+        lam_B = value.length_adaptive_lambda(length_B, alpha=credit.length_alpha)
+    critic_lam_B = lam_B
+    if credit.critic_lam is not None:
+        critic_lam_B = torch.full_like(lam_B, credit.critic_lam)
+    out = value.gae(
+        reward_BT,
+        facts.value_BT,
+        mask_BT=mask_BT,
+        gamma=credit.gamma,
+        lam_B=lam_B,
+        critic_lam_B=critic_lam_B,
+        bootstrap_B=torch.zeros_like(lam_B),
     )
-    gamma = float(row.credit.gamma)  # type: ignore[union-attr]
-    return tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=gamma)
+    monte_carlo_BT = tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=credit.gamma)
+    return _Estimated(out.advantage_BT, out.return_BT, monte_carlo_BT)
+
+
+def _mixed(weight: float, group_BT: Tensor, gae_BT: Tensor) -> Tensor:
+    """w group + (1 - w) gae; at 0 and 1 exactly the one or the other."""
+    if weight in (0.0, 1.0):
+        return group_BT if weight else gae_BT
+    return weight * group_BT + (1.0 - weight) * gae_BT
 
 
 def _dead(row: Method, ground: Ground) -> Tensor:
@@ -185,7 +262,11 @@ def _dead(row: Method, ground: Ground) -> Tensor:
 
 
 def needs_facts(row: Method) -> bool:
-    """Whether the advantages themselves need log-probabilities: KL in the reward."""
+    """Whether the advantages themselves need the learner: KL in the reward, or a critic."""
+    return kl_in_reward(row) or row.critic.kind != "none"
+
+
+def kl_in_reward(row: Method) -> bool:
     return row.kl.place in ("reward_token", "reward_sequence") and row.kl.coef != 0
 
 
@@ -295,5 +376,5 @@ SCALES: Mapping[str, Callable[[Any, Tensor, Ground], Tensor]] = {
         function, advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG
     ),
 }
-CREDITS: frozenset[str] = frozenset({"broadcast", "reward_to_go"})
+CREDITS: frozenset[str] = frozenset({"broadcast", "reward_to_go", "gae"})
 WHITENS: frozenset[str] = frozenset({"none", "token", "sequence"})

@@ -60,7 +60,11 @@ class OnlineLoop:
 
     def _one_step(self, step: int, *, last: bool) -> None:
         began = time.perf_counter()
-        before = replace(self.progress, quarantined=[*self.progress.quarantined])
+        before = replace(
+            self.progress,
+            quarantined=[*self.progress.quarantined],
+            warm_trail=[*self.progress.warm_trail],
+        )
         self.progress.cursor = self.parts.data.stream.cursor()
         try:
             taken = self.stepper.take(step, self.progress)

@@ -22,7 +22,7 @@ from surefoot.methods import Method, is_group_relative, min_group
 from surefoot.objective import shaping
 from surefoot.records import Group, Score, StopReason
 
-_RIGHT = 1.0
+RIGHT = 1.0
 """The score of a right answer, as evaluation counts it."""
 
 
@@ -163,7 +163,7 @@ def _overlong(shape: Any, made: Made, max_new_tokens: int) -> Tensor:
 
 def _length(shape: Any, made: Made, max_new_tokens: int) -> Tensor:
     return float(shape.weight) * shaping.shorter_is_better(
-        made.length_PG, right_PG=made.score_PG >= _RIGHT, valid_PG=made.valid_PG
+        made.length_PG, right_PG=made.score_PG >= RIGHT, valid_PG=made.valid_PG
     )
 
 

@@ -34,6 +34,12 @@ class Progress:
     """Optimizer steps in a row refused because of a non-finite loss or gradient."""
     kl_coef: float | None = None
     """The KL coefficient of the next step, where a controller moves it."""
+    warmed: int = 0
+    """Steps in which the critic alone was trained."""
+    warm_trail: list[float] = field(default_factory=list)
+    """Its explained variance in those."""
+    warm: bool = False
+    """Whether the warm-up is over."""
     history: dict[str, Any] = field(default_factory=dict)
     """The averages of a history baseline."""
     quarantined: list[str] = field(default_factory=list)
@@ -55,12 +61,21 @@ def tensors(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
     moments = learner.optimizer.state()
     if moments:
         out["optimizer"] = moments
+    if learner.critic is not None:
+        out["critic"] = {n: p.detach() for n, p in learner.critic.model.named_parameters()}
+        moments = learner.critic.optimizer.state()
+        if moments:
+            out["critic_optimizer"] = moments
     return out
 
 
 def restore(loaded: Loaded, learner: Learner, stream: Stream) -> Progress:
     """Put a verified checkpoint back into a freshly assembled learner and stream."""
     load_policy(learner.scorer.model, loaded)
+    if learner.critic is not None:
+        load_weights(learner.critic.model, loaded, "critic")
+        if "critic_optimizer" in loaded.names:
+            learner.critic.optimizer.restore(loaded.tensors("critic_optimizer"))
     if "optimizer" in loaded.names:
         learner.optimizer.restore(loaded.tensors("optimizer"))
     progress = _progress(loaded.state, str(loaded.path))
@@ -70,7 +85,16 @@ def restore(loaded: Loaded, learner: Learner, stream: Stream) -> Progress:
 
 def load_policy(model: torch.nn.Module, loaded: Loaded) -> None:
     """Copy a checkpoint's policy into a model of the same shape."""
-    weights = loaded.tensors("policy")
+    load_weights(model, loaded, "policy")
+
+
+def load_weights(model: torch.nn.Module, loaded: Loaded, part: str) -> None:
+    """Copy one part of a checkpoint, `policy` or `critic`, into a module of the same shape."""
+    if part not in loaded.names:
+        raise CheckpointError(
+            f"{loaded.path}: holds no {part}; this is another method's checkpoint"
+        )
+    weights = loaded.tensors(part)
     parameters = dict(model.named_parameters())
     odd = sorted(set(weights) ^ set(parameters))
     if odd:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -19,13 +19,14 @@ from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
 from surefoot.loops.control import adapts, next_coef, with_coef
-from surefoot.loops.credit import Credit, assign, needs_facts
+from surefoot.loops.credit import Credit, assign, kl_in_reward, needs_facts
 from surefoot.loops.history import HistoryBook, Rewards
 from surefoot.loops.keep import Gathered, gather, solved_counts, unscorable_reason
 from surefoot.loops.signals import Stopper
 from surefoot.loops.standing import Standing, check_rewards, stand
 from surefoot.loops.state import Progress
-from surefoot.methods import History
+from surefoot.loops.warmup import on_returns, still_warming, warm
+from surefoot.methods import Gae, History
 from surefoot.run.directory import RunDirectory
 from surefoot.run.display import Display
 from surefoot.run.ledger import Ledger
@@ -84,7 +85,7 @@ class Stepper:
         self.book = self.plain = None
         if isinstance(parts.row.baseline, History):
             self.book = _book(parts.row.baseline, history.get("rewards"))
-            if needs_facts(parts.row):
+            if kl_in_reward(parts.row):
                 self.plain = _book(parts.row.baseline, history.get("plain"))
         self._told_dropped = False
 
@@ -141,14 +142,17 @@ class Stepper:
         self, step: int, batch: Batch, standing: Standing, progress: Progress, out: names.Metrics
     ) -> Credit:
         """Score, assign and update; after running out of memory, again in smaller pieces."""
+        warming = still_warming(self.row, progress)
         while True:
             try:
-                facts, credit, report = self._score_and_update(step, batch, standing, out)
+                facts, credit, report = self._score_and_update(
+                    step, batch, standing, out, warming=warming
+                )
                 break
             except (MemoryError, RuntimeError) as error:
                 if not _out_of_memory(error) or self.learner.applied or not self.learner.halve():
                     raise
-                self.learner.optimizer.clear()
+                self.learner.clear()
                 progress.budget = self.learner.packing.budget
                 self.desk.ledger.event(
                     "out_of_memory",
@@ -157,6 +161,15 @@ class Stepper:
         self._remember(step, batch, standing, credit)
         out.update(names.credit_metrics(standing, credit))
         out.update(names.update_metrics(batch, standing, facts, report, self.row))
+        if facts.value_BT is not None:
+            out.update(names.critic_metrics(batch, standing, credit, facts, report))
+        if warming:
+            out["critic/warmup_steps"] = progress.warmed + 1
+            told = warm(self.row, progress, out.get("critic/explained_variance"))
+            if told is not None:
+                self.desk.tell("warmup", told)
+        if step == 1:
+            self._warn_of_short_ones(batch, standing)
         if adapts(self.row):
             out["kl/coef"] = self.row.kl.coef
             progress.kl_coef = next_coef(self.row, batch, standing, facts, report)
@@ -165,43 +178,50 @@ class Stepper:
         return credit
 
     def _score_and_update(
-        self, step: int, batch: Batch, standing: Standing, out: names.Metrics
+        self, step: int, batch: Batch, standing: Standing, out: names.Metrics, *, warming: bool
     ) -> tuple[Facts, Credit, UpdateReport]:
         row, learner = self.row, self.learner
+        if warming:
+            row = on_returns(row)
         began = time.perf_counter()
         early = needs_facts(row)
         facts = Facts()
         if early:
-            # KL in the reward: the advantages need every present completion scored first.
+            # KL in the reward or values: the advantages need every present completion scored first.
             plan = learner.plan(batch, standing.present_PG.reshape(-1), step=step)
-            facts = learner.score(batch, plan, old=True, reference=True)
+            facts = self._facts(batch, plan, charged=kl_in_reward(row))
             credit = assign(row, batch, standing, facts, book=self.book, plain=self.plain)
             plan = plan.only(credit.forwarded_B)
         else:
             credit = assign(row, batch, standing, facts, book=self.book, plain=self.plain)
             plan = learner.plan(batch, credit.forwarded_B, step=step)
-            facts = self._late_facts(step, batch, plan)
+            facts = self._facts(batch, plan, charged=False)
+        facts = self._measured(step, batch, plan, facts)
         self.stopper.check()
         scored = time.perf_counter()
-        report = learner.update(batch, plan, credit.signal, facts, step=step)
+        report = learner.update(batch, plan, credit.signal, facts, step=step, warming=warming)
         out["time/score"] = scored - began
         out["time/update"] = time.perf_counter() - scored
         return facts, credit, report
 
-    def _late_facts(self, step: int, batch: Batch, plan: Plan) -> Facts:
-        """Old log-probabilities if weights change within the step; the reference if a term or a
-        measurement reads it."""
+    def _facts(self, batch: Batch, plan: Plan, *, charged: bool) -> Facts:
+        """Old log-probabilities if weights change within the step, the reference if a term reads
+        it, both for a KL that is `charged` to the reward; values where there is a critic."""
         row = self.row
-        old = not self.learner.single_step
-        in_loss = row.kl.place == "loss" and row.kl.coef != 0
-        facts = Facts()
-        if old or in_loss:
-            facts = self.learner.score(batch, plan, old=old, reference=in_loss)
-        measured = row.kl.coef == 0 and row.kl.measure_every > 0
-        if measured and (step - 1) % row.kl.measure_every == 0 and plan.passes:
-            seen = self.learner.measure(batch, plan.passes[0])
-            facts = Facts(facts.old_logp_BT, seen.ref_logp_BT, seen.ref_rows)
-        return facts
+        old = charged or not self.learner.single_step
+        reference = charged or (row.kl.place == "loss" and row.kl.coef != 0)
+        if not (old or reference or row.critic.kind != "none"):
+            return Facts()
+        return self.learner.score(batch, plan, old=old, reference=reference)
+
+    def _measured(self, step: int, batch: Batch, plan: Plan, facts: Facts) -> Facts:
+        """With a coefficient of 0 the reference is still asked now and then, for the metric."""
+        row = self.row
+        due = row.kl.coef == 0 and row.kl.measure_every > 0
+        if not due or (step - 1) % row.kl.measure_every != 0 or not plan.passes:
+            return facts
+        seen = self.learner.measure(batch, plan.passes[0])
+        return replace(facts, ref_logp_BT=seen.ref_logp_BT, ref_rows=seen.ref_rows)
 
     def _quarantine(self, gathered: Gathered, quarantined: set[str], progress: Progress) -> None:
         reasons = {group.prompt.id: unscorable_reason(group) for group in gathered.seen}
@@ -211,6 +231,23 @@ class Stepper:
             self.desk.ledger.event("quarantined", text, {"prompt": prompt})
             if len(progress.quarantined) == 1:
                 self.desk.display.note(f"{text}; further ones are in events.jsonl")
+
+    def _warn_of_short_ones(self, batch: Batch, standing: Standing) -> None:
+        """A lambda of the length is 0 below 1 / alpha tokens, so that only the critic credits."""
+        credit = self.row.credit
+        if not isinstance(credit, Gae) or credit.length_alpha is None:
+            return
+        least = 1.0 / credit.length_alpha
+        length_B = batch.mask_BT.sum(1)[standing.present_PG.reshape(-1)]
+        short = float((length_B < least).double().mean()) if length_B.numel() else 0.0
+        if short > 0.5:
+            self.desk.tell(
+                "short_completions",
+                f"{short:.0%} of the completions are shorter than 1 / method.credit.length_alpha = "
+                f"{least:g} tokens, where lambda is 0 and the reward reaches earlier tokens "
+                "through the critic alone; set method.credit.length_alpha=1.0 for answers this "
+                "short",
+            )
 
     def _remember(self, step: int, batch: Batch, standing: Standing, credit: Credit) -> None:
         """Let a history baseline learn of a step that is certain, and say what it finds."""

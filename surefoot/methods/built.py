@@ -27,16 +27,17 @@ BUILT: Mapping[str, frozenset[str | bool]] = {
     "baseline.center": frozenset({"mean", "median"}),
     "scale": frozenset({"none", "group_std", "group_mean", "batch_std", "use"}),
     "scale.per_part": frozenset({False, True}),
-    "credit": frozenset({"broadcast", "reward_to_go"}),
+    "credit": frozenset({"broadcast", "reward_to_go", "gae"}),
+    "credit.bootstrap_truncated": frozenset({False}),
     "whiten": frozenset({"none", "token", "sequence"}),
     "ratio": frozenset({"none", "token", "sequence", "sequence_token", "geometric"}),
     "ratio.to": frozenset({"old", "sampler"}),
     "gate": frozenset({"none", "clip", "weight", "sigmoid", "divergence", "use"}),
     "correction": frozenset({"none", "truncate", "mask", "geometric_mask"}),
     "reduce": frozenset({"token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"}),
-    "terms": frozenset({"entropy", "stale_mask"}),
-    "critic": frozenset({"none"}),
-    "warmup": frozenset({"none"}),
+    "terms": frozenset({"entropy", "positive_nll", "stale_mask"}),
+    "critic": frozenset({"none", "critic"}),
+    "warmup": frozenset({"none", "value"}),
 }
 """Dotted field -> the kinds (or plain values) whose functions exist."""
 

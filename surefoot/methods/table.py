@@ -28,7 +28,10 @@ from surefoot.methods.types import Method, Row
 from surefoot.methods.update import (
     Clip,
     Constant,
+    Critic,
     Divergence,
+    Gae,
+    PositiveNLL,
     Ratio,
     RewardToGo,
     SequenceMean,
@@ -37,6 +40,7 @@ from surefoot.methods.update import (
     Sigmoid,
     TokenMean,
     TokenWhiten,
+    ValueWarmup,
     Weight,
 )
 
@@ -124,6 +128,29 @@ REINFORCE_PP_BASELINE = Method(
 Each completion counts once: counted by tokens, the step's mean would leak into dead groups.
 """
 
+PPO = Method(
+    name="ppo",
+    kl=KL("reward_token", estimator="k1", coef=0.05),
+    credit=Gae(),
+    whiten=TokenWhiten(),
+    ratio=Ratio("token"),
+    gate=Clip(),
+    reduce=TokenMean(),
+    critic=Critic(),
+)
+"""A critic's values, generalised advantages, clipped ratio (arXiv 1707.06347, 1909.08593)."""
+
+VAPO = replace(
+    PPO,
+    name="vapo",
+    kl=KL(),
+    credit=Gae(critic_lam=1.0, length_alpha=0.05),
+    gate=Clip(low=0.2, high=0.28),
+    terms=(PositiveNLL(),),
+    warmup=ValueWarmup(),
+)
+"""PPO with seven repairs for long answers and a verifier's reward (arXiv 2504.05118)."""
+
 _GROUP = Method(name="group", baseline=GroupMean(), ratio=Ratio("token"), gate=Clip())
 
 DR_GRPO = replace(_GROUP, name="dr_grpo", reduce=Constant())
@@ -190,4 +217,6 @@ ROWS: tuple[Row, ...] = (
     SAPO,
     GMPO,
     DPPO,
+    PPO,
+    VAPO,
 )

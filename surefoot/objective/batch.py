@@ -113,7 +113,8 @@ def _whitened(value: Tensor, counted: Tensor, *, center: bool, ddof: int, eps: f
         # What is left of a value at the mean is the rounding of the sums, and depends on order.
         rounding = _ROUNDING * clean.abs().max()
         clean = torch.where(clean.abs() > rounding, clean, 0.0)
-    variance = clean.square().sum() / (number - ddof).clamp(min=1)
+    # Over what counts alone, so that padding changes no digit.
+    variance = clean[counted].square().sum() / (number - ddof).clamp(min=1)
     divisor = (variance + eps).sqrt()
     return Whitened(torch.where(divisor > 0, clean / divisor, 0.0), mean, variance)
 

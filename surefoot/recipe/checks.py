@@ -113,6 +113,15 @@ def _online(recipe: Recipe, row: Method) -> None:
             )
     if run.steps is None:
         raise RecipeError("run.steps: is required for an online method; as in run: {steps: 100}")
+    fields = type(recipe.critic).model_fields
+    given = [
+        name for name, field in fields.items() if getattr(recipe.critic, name) != field.default
+    ]
+    if given and row.critic.kind == "none":
+        raise RecipeError(
+            f"critic.{given[0]}: {row.name} has no critic that would read it; leave it out, or "
+            "take a row with one, such as ppo"
+        )
     if row.minibatches > rollout.prompts_per_step:
         raise RecipeError(
             f"method.minibatches: {row.minibatches} optimizer steps cannot share "

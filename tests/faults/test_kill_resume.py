@@ -33,6 +33,7 @@ from surefoot.rollout import LocalEngine
 METHODS = {
     "grpo": {"name": "grpo", "epochs": 2, "minibatches": 2},
     "dapo": {"name": "dapo", "keep": {"kind": "informative", "max_rounds": 2}},
+    "ppo": {"name": "ppo", "epochs": 2},
     "reinforce_ma": {"name": "reinforce_ma", "baseline": {"scope": "task"}},
 }
 

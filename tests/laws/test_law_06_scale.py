@@ -12,7 +12,13 @@ from surefoot.learner.batch import make_batch
 from surefoot.methods import GroupStd, Method, describe, rows
 from surefoot.records import Group, ScoreStatus
 
-WHITENED = {"reinforce_pp": "token", "reinforce_pp_baseline": "sequence", "gdpo": "sequence"}
+WHITENED = {
+    "reinforce_pp": "token",
+    "reinforce_pp_baseline": "sequence",
+    "gdpo": "sequence",
+    "ppo": "token",
+    "vapo": "token",
+}
 SCALED = [
     name
     for name, row in rows().items()
@@ -119,7 +125,7 @@ def test_a_row_whitens_only_if_it_says_so(name: str) -> None:
     assert isinstance(row, Method) and row.whiten.kind == WHITENED.get(name, "none")
 
 
-@pytest.mark.parametrize("name", WHITENED)
+@pytest.mark.parametrize("name", [n for n in WHITENED if n not in ("ppo", "vapo")])
 def test_whitening_by_hand(name: str) -> None:
     # 3, 1, 1, -1 in completions of equal length: mean 1, and 8 / 4 for the population.
     four = group([3.0, 1.0, 1.0, -1.0], lengths=[3, 3, 3, 3])

@@ -150,7 +150,7 @@ def test_the_gradient_of_a_step_is_that_of_the_sampled_tokens_and_their_ends(nam
 
     At unchanged weights the gradient of a ratio is that of the log-probability.
     """
-    changes: dict[str, object] = {"reduce": "token_mean", "kl": {"coef": 0.0}}
+    changes: dict[str, object] = {"reduce": "token_mean", "kl": {"coef": 0.0}, "terms": []}
     if rows()[name].ratio.to == "sampler":  # type: ignore[union-attr]
         # The sampled log-probabilities here are made up; the ratio to the trainer's own is 1.
         changes["ratio"] = {"to": "old"}

@@ -26,7 +26,7 @@ from surefoot.learner.batch import make_batch
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Facts
 from surefoot.loops.assemble import keeps_reference
-from surefoot.loops.credit import Credit, needs_facts
+from surefoot.loops.credit import Credit, kl_in_reward
 from surefoot.methods import Method, rows
 from surefoot.records import Completion, Group, ScoreStatus, StopReason
 
@@ -135,7 +135,7 @@ def test_two_places_at_once_cannot_be_written() -> None:
 )
 def test_coefficient_zero_enters_nowhere(name: str) -> None:
     free = row(name, group_size=4, kl={"coef": 0.0})
-    assert not needs_facts(free)
+    assert not kl_in_reward(free)
     groups = [group([1.0, 0.0, 0.5, 0.0])]
     step, bare = take_step(free, groups), take_step(no_kl(name, group_size=4), groups)
     assert torch.equal(step.gradient, bare.gradient)

@@ -11,15 +11,17 @@ from torch import Tensor
 
 from support.tiny import make_model
 from surefoot.learner.batch import Batch, Packing, make_batch
+from surefoot.learner.critic import Critic, ValueModel, value_backbone
 from surefoot.learner.layouts import NAMES
 from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import keeps_reference
-from surefoot.loops.credit import Credit, assign, needs_facts
+from surefoot.loops.credit import Credit, assign, kl_in_reward, needs_facts
 from surefoot.loops.history import HistoryBook
 from surefoot.loops.standing import Standing, stand
+from surefoot.methods import Critic as CriticRow
 from surefoot.methods import History, Method, resolve
 from surefoot.recipe.schema import Optim
 from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
@@ -91,7 +93,10 @@ def credited(method: Method, batch: Batch, facts: Facts | None = None) -> Credit
 
 
 def assigned(method: Method, batch: Batch, standing: Standing, facts: Facts) -> Credit:
+    """A critic that nobody asked says 0.25 everywhere."""
     book = None
+    if method.critic.kind != "none" and facts.value_BT is None:
+        facts = dataclasses.replace(facts, value_BT=torch.full_like(batch.sampled_logp_BT, 0.25))
     if isinstance(method.baseline, History):
         book = HistoryBook(method.baseline)
         book.learn([("p", "default", [0.5])], step=1)
@@ -135,6 +140,16 @@ def make_learner(
         return Scorer(model, compute=dtype, head_dtype=dtype, temperature=1.0)
 
     policy = scorer(0)
+    critic = None
+    if isinstance(method.critic, CriticRow):
+        backbone = value_backbone(scorer(2).model, layers=None)
+        value_model = ValueModel(backbone, compute=dtype)
+        # Not zero, so that values differ from token to token.
+        torch.nn.init.normal_(
+            value_model.head.weight, std=0.3, generator=torch.Generator().manual_seed(3)
+        )
+        own = Recorder(value_model, Optim(learning_rate=rate), steps=10)
+        critic = Critic(value_model, own, method.critic.loss_weight, method.critic.clip)
     return Learner(
         policy,
         Recorder(policy.model, Optim(learning_rate=rate), steps=10),
@@ -143,6 +158,7 @@ def make_learner(
         packing=Packing(budget, NAMES, policy.shape),
         constant=float(CAP),
         seed=0,
+        critic=critic,
     )
 
 
@@ -175,7 +191,8 @@ def take_step(
     facts = Facts()
     if needs_facts(method):
         plan = learner.plan(batch, present_B, step=1)
-        facts = learner.score(batch, plan, old=True, reference=True)
+        charged = kl_in_reward(method)
+        facts = learner.score(batch, plan, old=charged, reference=charged)
         facts = _poisoned(facts, hidden_BT) if poison else facts
         credit = assigned(method, batch, standing, facts)
         plan = plan.only(credit.forwarded_B)
@@ -191,20 +208,33 @@ def take_step(
     if poison:
         advantage_BT = torch.where(hidden_BT, torch.nan, signal.advantage_BT)
         signal = dataclasses.replace(signal, advantage_BT=advantage_BT)
+        if signal.return_BT is not None:
+            return_BT = torch.where(hidden_BT, torch.nan, signal.return_BT)
+            signal = dataclasses.replace(signal, return_BT=return_BT)
     report = learner.update(batch, plan, signal, facts, step=1)
-    assert isinstance(learner.optimizer, Recorder)
-    seen = learner.optimizer.gradients
-    gradient = seen[0] if seen else torch.zeros_like(flat_gradient(learner.optimizer))
+    gradient = _first(learner.optimizer)
+    if learner.critic is not None:
+        gradient = torch.cat([gradient, _first(learner.critic.optimizer)])
     out = names.credit_metrics(standing, credit)
     out.update(names.update_metrics(batch, standing, facts, report, method))
+    if facts.value_BT is not None:
+        out.update(names.critic_metrics(batch, standing, credit, facts, report))
     return Step(standing, credit, report, gradient, out)
+
+
+def _first(optimizer: Optimizer) -> Tensor:
+    assert isinstance(optimizer, Recorder)
+    seen = optimizer.gradients
+    return seen[0] if seen else torch.zeros_like(flat_gradient(optimizer))
 
 
 def _poisoned(facts: Facts, hidden_BT: Tensor) -> Facts:
     def nan(values_BT: Tensor | None) -> Tensor | None:
         return None if values_BT is None else torch.where(hidden_BT, torch.nan, values_BT)
 
-    return Facts(nan(facts.old_logp_BT), nan(facts.ref_logp_BT), facts.ref_rows)
+    return Facts(
+        nan(facts.old_logp_BT), nan(facts.ref_logp_BT), facts.ref_rows, nan(facts.value_BT)
+    )
 
 
 def apart(one: Tensor, other: Tensor) -> float:

@@ -105,7 +105,10 @@ def update(
 
     learner.optimizer.step = record  # type: ignore[method-assign]
     advantage_BT = torch.where(batch.mask_BT, advantage_B.double()[:, None], 0.0)
-    report = learner.update(batch, plan, Signal(advantage_BT, present_B), facts, step=1)
+    # What was right is what has an advantage above 0.
+    right_B = present_B & (advantage_B > 0)
+    signal = Signal(advantage_BT, present_B, correct_B=right_B)
+    report = learner.update(batch, plan, signal, facts, step=1)
     return Outcome(gradients, report)
 
 

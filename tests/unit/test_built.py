@@ -19,7 +19,7 @@ from surefoot.objective import kl, reduce
         ("credit", set(credit.CREDITS)),
         ("gate", set(loss.GATES)),
         ("ratio", set(loss.RATIOS)),
-        ("terms", {*loss.TERMS, "stale_mask"}),
+        ("terms", {*loss.TERMS, "positive_nll", "stale_mask"}),
         ("correction", {"none", *loss.CORRECTIONS}),
         ("whiten", set(credit.WHITENS)),
         ("kl.controller", {"fixed", *control.CONTROLLERS}),

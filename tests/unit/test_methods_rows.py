@@ -70,6 +70,8 @@ def test_the_rows_of_this_build() -> None:
         "sapo",
         "gmpo",
         "dppo",
+        "ppo",
+        "vapo",
     ]
 
 
@@ -347,9 +349,15 @@ def test_group_relative_follows_the_baseline() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"terms": ["positive_nll"]}, ["method.terms", "positive_nll"]),
         ({"credit": "process"}, ["method.credit", "process"]),
-        ({"credit": "gae", "critic": "critic"}, ["gae"]),
+        (
+            {"credit": {"kind": "gae", "bootstrap_truncated": True}, "critic": "critic"},
+            ["method.credit.bootstrap_truncated"],
+        ),
+        (
+            {"credit": "gae", "critic": "critic", "warmup": {"kind": "method"}},
+            ["method.warmup", "method"],
+        ),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(fields: dict[str, Any], words: list[str]) -> None:

@@ -508,7 +508,7 @@ def test_the_source_is_not_changed() -> None:
         ({"model": {"lora": {"rank": 4}}}, "model.lora"),
         ({"model": {"gradient_checkpointing": True}}, "model.gradient_checkpointing"),
         ({"model": {"template": "mine.jinja"}}, "model.template"),
-        ({"critic": {"layers": 2}}, "critic.layers"),
+        ({"critic": {"share_trunk": True}, "method": "ppo"}, "critic.share_trunk"),
         ({"rollout": {"engine": "vllm"}}, "rollout.engine"),
         ({"rollout": {"ahead": 1}}, "rollout.ahead"),
         ({"rollout": {"urls": ["http://x"]}}, "rollout.urls"),
