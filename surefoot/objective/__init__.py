@@ -1,8 +1,8 @@
 """The mathematics: pure functions of tensors, usable without the rest of the package.
 
 Owns every estimator and loss, one module per field of a method row: `group` (baselines and
-scales), `batch`, `history`, `credit`, `value` (a critic's advantages, loss and health), `policy` and
-`gates`, `correction`, `kl`, `reduce`, `terms`, and the small rules around them: `shaping`,
+scales), `batch`, `history`, `credit`, `value` (a critic's advantages, loss and health), `policy`
+and `gates`, `correction`, `kl`, `reduce`, `terms`, and the small rules around them: `shaping`,
 `selection`, `logprob`, `mismatch`.
 Refuses to own choices: which function a method uses is decided by its row, not here.
 
