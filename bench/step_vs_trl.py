@@ -163,25 +163,23 @@ def sweep_one(shape: str, setting: Setting, *, warm: bool) -> float:
     return taken
 
 
-def sweep(shape: str, known: Setting | None) -> tuple[Setting, dict[Setting, float]]:
-    """TRL's fastest setting on a shape, and the seconds of all that were tried.
+def sweep(shape: str, *, warm: bool) -> dict[Setting, float]:
+    """Seconds of one step of TRL on a shape in each setting that is tried.
 
-    Weights and allocator are tried on the first shape (`known` is None), the rows a pass on each.
+    Weights and the rows a pass as TRL comes, then the allocator's settings for the fastest of them.
     """
-    timed: dict[Setting, float] = {}
-    warm = known is None
-    if known is None:
-        for weights in ("float32", "bfloat16"):
-            for allocator in ALLOCATORS:
-                setting = Setting(weights, allocator, 1)
-                timed[setting] = sweep_one(shape, setting, warm=warm)
-        known = min(timed, key=lambda setting: timed[setting])
     prompts, group, _ = parse(shape)
-    for passes in (1, 2, 4):
-        setting = replace(known, passes=passes)
-        if setting not in timed and prompts * group % passes == 0:
-            timed[setting] = sweep_one(shape, setting, warm=warm)
-    return min(timed, key=lambda setting: timed[setting]), timed
+    timed: dict[Setting, float] = {}
+    for weights in ("float32", "bfloat16"):
+        for passes in (1, 2, 4):
+            if prompts * group % passes == 0:
+                setting = Setting(weights, "", passes)
+                timed[setting] = sweep_one(shape, setting, warm=warm)
+    known = min(timed, key=lambda setting: timed[setting])
+    for allocator in list(ALLOCATORS)[1:]:
+        setting = replace(known, allocator=allocator)
+        timed[setting] = sweep_one(shape, setting, warm=warm)
+    return timed
 
 
 def facts(turns: list[dict[str, Any]]) -> dict[str, Any]:
@@ -222,11 +220,14 @@ def pair(shape: str, weights: str, setting: Setting, steps: int) -> dict[str, An
     }
 
 
-def compare(shape: str, fastest: Setting, steps: int) -> dict[str, Any]:
+def compare(shape: str, timed: dict[Setting, float], steps: int) -> dict[str, Any]:
     """bfloat16 weights on both sides, TRL as it comes and with our allocator's settings; then our
     float32 weights and head against TRL's fastest setting of all."""
-    half = replace(fastest, weights="bfloat16")
-    asked = [("bfloat16", replace(half, allocator="")), ("bfloat16", half), ("float32", fastest)]
+    fastest = min(timed, key=lambda setting: timed[setting])
+    plain = [s for s in timed if s.weights == "bfloat16" and not s.allocator]
+    half = min(plain, key=lambda setting: timed[setting])
+    tuned = replace(half, allocator=fastest.allocator)
+    asked = [("bfloat16", half), ("bfloat16", tuned), ("float32", fastest)]
     pairs = [pair(shape, weights, setting, steps) for weights, setting in dict.fromkeys(asked)]
     floor = once("step_floor.py", shape, "--prompt-tokens", str(pairs[0]["prompt_tokens"]))
     best = pairs[-1]["surefoot"]["best"]
@@ -270,8 +271,7 @@ freed memory) and huge pages, which surefoot's training process asks for itself 
 environment variables. The last pair is surefoot as it trains by default in bfloat16 compute, with
 float32 weights and LM head, which is more exact and more work, against TRL's fastest setting of
 all. Sampling of TRL includes its call of the reward, a random number on both sides; surefoot's step
-leaves out grading in worker processes and the ledger. Weights and allocator were swept on the first
-shape, the rows a pass on each. Peak:
+leaves out grading in worker processes and the ledger. Peak:
 largest resident size of the process. The floor counts matrix products only, of the last pair.
 """
 
@@ -311,12 +311,12 @@ def run(shapes: list[str], steps: int, out: Path) -> None:
         "check": check,
         "shapes": [],
     }
-    known: Setting | None = None
     for shape in shapes:
-        warm = known is None
-        known, timed = sweep(shape, known)
+        # The first shape is short enough for a warm step in each setting.
+        warm = shape == shapes[0]
+        timed = sweep(shape, warm=warm)
         tried = {str(setting): seconds for setting, seconds in timed.items()}
-        row = compare(shape, known, steps)
+        row = compare(shape, timed, steps)
         result["shapes"].append({**row, "sweep": tried, "warm": warm})
         save(result, out)
     print(report(result))
