@@ -200,9 +200,7 @@ class Learner:
         if self.critic is None:
             return 0.0
         assert signal.return_BT is not None and facts.value_BT is not None
-        inside_B = torch.zeros_like(signal.present_B)
-        inside_B[list(minibatch.rows)] = True
-        mask_BT = batch.mask_BT & (signal.present_B & inside_B)[:, None]
+        mask_BT = batch.mask_BT & _counted(minibatch, signal)[:, None]
         for part in minibatch.passes:
             tally.add_sums(
                 self.critic.accumulate(
@@ -268,16 +266,12 @@ class Learner:
         if all(term.kind != "positive_nll" for term in self.row.terms):
             return None
         assert signal.correct_B is not None
-        inside_B = torch.zeros_like(signal.present_B)
-        inside_B[list(minibatch.rows)] = True
-        right_BT = batch.mask_BT & (signal.present_B & signal.correct_B & inside_B)[:, None]
+        right_BT = batch.mask_BT & (_counted(minibatch, signal) & signal.correct_B)[:, None]
         return right_BT.double() / right_BT.sum().clamp_min(1)
 
     def _weights(self, batch: Batch, minibatch: Minibatch, signal: Signal) -> Tensor:
         """Token weights of the whole batch under the denominators of one optimizer step."""
-        inside_B = torch.zeros_like(signal.present_B)
-        inside_B[list(minibatch.rows)] = True
-        present_B = signal.present_B & inside_B
+        present_B = _counted(minibatch, signal)
         length_B = reduce.lengths(batch.mask_BT)
         kind = self.row.reduce.kind
         bottom = reduce.denominator(
@@ -307,6 +301,13 @@ class Learner:
             return False
         self.packing = dataclasses.replace(self.packing, budget=self.packing.budget // 2)
         return True
+
+
+def _counted(minibatch: Minibatch, signal: Signal) -> Tensor:
+    """Completions in the denominators of one optimizer step, [B]."""
+    inside_B = torch.zeros_like(signal.present_B)
+    inside_B[list(minibatch.rows)] = True
+    return signal.present_B & inside_B
 
 
 class _Tally:

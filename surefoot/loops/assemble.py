@@ -229,7 +229,7 @@ def resolve_budget(recipe: Recipe, loaded: LoadedModel) -> Recipe:
     """Resolve `tokens_per_microbatch: auto` from the machine's total memory and the model.
 
     About a third of the memory goes to activations: per token and layer, 12 hidden-sized and 4
-    feed-forward-sized numbers of 4 bytes (measured on SmolLM2: 1.4 MB a token, here 1.6).
+    feed-forward-sized numbers of 4 bytes.
     """
     if recipe.optim.tokens_per_microbatch != "auto":
         return recipe
