@@ -36,9 +36,11 @@ lint: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-bench: $(READY)  ## Needs TRL beside it: about 20 minutes on 2 cores.
+bench: $(READY)  ## Needs TRL beside it: about 45 minutes on 2 cores.
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[trl]'
 	$(BIN)/python bench/attention.py
+	$(BIN)/python bench/allocator.py
+	$(BIN)/python bench/shift.py
 	$(BIN)/python bench/step_vs_trl.py
 
 docs: $(READY)  ## Regenerate the pages that come from the code.
