@@ -60,6 +60,23 @@ def reward_to_go(reward_BT: Tensor, *, mask_BT: Tensor, gamma: float) -> Tensor:
     return torch.stack(backwards[::-1], dim=1).to(reward_BT.dtype)
 
 
+def step_rewards(
+    reward_BS: Tensor, end_BS: Tensor, *, step_BS: Tensor, mask_BT: Tensor
+) -> Tensor:
+    """Pay the reward of each step at the token it ends in: r_t = sum of the steps that end at t.
+
+    `end` counts valid tokens from 0. Steps that end in the same token are added up.
+    Shapes: reward_BS (units of reward), end_BS (int64), step_BS (bool: the step exists), mask_BT
+    (bool) -> reward_BT in the dtype of reward_BS; 0 where masked. A step that ends beyond the last
+    valid token is paid nowhere, which is an error of the caller.
+    """
+    check_shapes(BS=(reward_BS, end_BS, step_BS), BT=(mask_BT,))
+    check_mask(step_BS, mask_BT)
+    place_BT = mask_BT.cumsum(1) - 1
+    here_BTS = step_BS[:, None] & mask_BT[:, :, None] & (end_BS[:, None] == place_BT[:, :, None])
+    return torch.where(here_BTS, reward_BS[:, None], 0.0).sum(2)
+
+
 def step_credit(reward_BS: Tensor, end_BS: Tensor, *, step_BS: Tensor, mask_BT: Tensor) -> Tensor:
     """Give a token the rewards of all steps that end at it or after it (arXiv:2402.03300 4.1.3).
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from vector_adapters import ADAPTERS
+from vector_adapters import ADAPTERS as ONLINE
+from vector_preference import PREFERENCE
 from vector_tools import NAN, Make
 
 PATH = Path(os.environ.get("SUREFOOT_VECTORS", Path(__file__).parents[1] / "data" / "vectors.json"))
@@ -25,12 +26,10 @@ FILE = json.loads(PATH.read_text(encoding="utf-8"))
 TOKEN_INPUTS = ("logp", "old_logp", "ref_logp", "rollout_logp", "loss", "advantages")
 TOKEN_INPUTS += ("values", "old_values", "returns")
 
+ADAPTERS = {**ONLINE, **PREFERENCE}
 OWED: Mapping[str, str] = {
     kind: owner
     for owner, kinds in {
-        "preference training": "dpo_sigmoid dpo_cdpo dpo_robust dpo_hinge dpo_ipo dpo_ipo_avg"
-        " dpo_length_normalized dpo_bco_pair dpo_apo_zero dpo_nca_pair dpo_metrics simpo orpo kto"
-        " kto_z0 reward_model_bradley_terry reward_model_ranking reward_model_normalize",
         "planner": "theory_p_all_same theory_p_all_same_beta_prior theory_std_ddof_factor"
         " theory_informative_per_rollout memory flops",
     }.items()
