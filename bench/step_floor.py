@@ -14,10 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from step_sides import Shape, answer, model_directory, parse
+from step_sides import Shape, model_directory, parse
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import AutoConfig
+from turns import answer
 
 from surefoot.loops.process import tune_allocator
 

@@ -4,22 +4,21 @@
     python bench/step_sides.py trl --shape 8x8x12 --weights bfloat16 --batch 32
     python bench/step_sides.py check                          the same tokens through both losses
 
-Owns what one step is on each side. Refuses to own settings, turns and figures (step_vs_trl.py).
+Owns what one step is on each side. Refuses to own settings and figures (step_vs_trl.py) and the
+conversation (turns.py).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import random
-import resource
-import sys
 import tempfile
 import time
 from typing import Any
 
+from turns import answer, peak_bytes, wait
+
 Shape = tuple[int, int, int]
-ANSWER = "@@ "
 
 
 def parse(text: str) -> Shape:
@@ -40,18 +39,8 @@ def model_directory() -> str:
     return str(alias_directory(SMOLLM2))
 
 
-def wait() -> bool:
-    """Block until the next turn; False when there is none."""
-    return bool(sys.stdin.readline())
-
-
-def answer(facts: dict[str, Any]) -> None:
-    print(ANSWER + json.dumps(facts), flush=True)
-
-
 def answer_step(step: float, sampling: float, **facts: Any) -> None:
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    answer({"step": step, "sampling": sampling, "peak_bytes": peak, **facts})
+    answer({"step": step, "sampling": sampling, "peak_bytes": peak_bytes(), **facts})
 
 
 # -- our side ---------------------------------------------------------------------------------

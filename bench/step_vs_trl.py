@@ -12,32 +12,29 @@ weights in bfloat16 compute. Three pairs are timed: bfloat16 weights on both sid
 and TRL given our allocator settings, which it does not itself set; and our steps by the demo's
 recipe, with float32 weights and LM head, against TRL in its fastest setting of all.
 
-Owns turns, settings and the report. Refuses to own the steps (step_sides.py, step_floor.py).
+Owns settings, pairs and the report. Refuses to own the steps (step_sides.py, step_floor.py) and
+turns (turns.py).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 import transformers
 import trl
-from step_sides import ANSWER, parse
+from step_sides import parse
+from turns import Child, say
 
 HERE = Path(__file__).resolve().parent
-SCRIPTS = ("step_sides.py", "step_floor.py")
+SCRIPTS = ("step_sides.py", "step_floor.py", "turns.py")
 AGREE = 1e-4
 # The settings of glibc that surefoot.loops.process.tune_allocator makes in our own process.
 KEPT_BLOCKS = {
@@ -74,91 +71,40 @@ class Setting:
         return ", ".join(filter(None, (weights, share[self.passes], self.allocator)))
 
 
-class Child:
-    """A side in a process of its own: takes a step when told to, answers with a line of JSON."""
-
-    folder = HERE
+class Scripts:
     """Where the scripts of the children lie; `main` copies them away first."""
 
-    def __init__(self, script: str, *arguments: str, allocator: str = "") -> None:
-        set_here = KEPT_BLOCKS.keys() | HUGE_PAGES.keys()
-        environment = {k: v for k, v in os.environ.items() if k not in set_here}
-        environment |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
-        environment |= ALLOCATORS[allocator]
-        self.command = [sys.executable, str(self.folder / script), *arguments]
-        self.errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 (closed in __exit__)
-        self.process = subprocess.Popen(
-            self.command,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.errors,
-            text=True,
-        )
-
-    def turn(self) -> dict[str, Any]:
-        """One step; SystemExit with the child's last words if it died."""
-        assert self.process.stdin is not None
-        try:
-            self.process.stdin.write("\n")
-            self.process.stdin.flush()
-        except BrokenPipeError:
-            pass  # It has died; `hear` says of what.
-        return self.hear()
-
-    def hear(self) -> dict[str, Any]:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            if line.startswith(ANSWER):
-                facts: dict[str, Any] = json.loads(line[len(ANSWER) :])
-                return facts
-        code = self.process.wait()
-        self.errors.seek(0)
-        raise SystemExit(f"{' '.join(self.command)}: exit {code}\n{self.errors.read()[-4000:]}")
-
-    def __enter__(self) -> Child:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        # The child waits for a turn, or is in one that nobody hears any more.
-        self.process.kill()
-        self.process.wait()
-        for stream in (self.process.stdin, self.process.stdout, self.errors):
-            assert stream is not None
-            stream.close()
+    folder = HERE
 
 
-def say(text: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}] {text}", file=sys.stderr, flush=True)
+def child(script: str, *arguments: str, allocator: str = "") -> Child:
+    """A script of ours with one of the allocator settings, and none of those that are set here."""
+    blank = dict.fromkeys(KEPT_BLOCKS | HUGE_PAGES)
+    return Child(Scripts.folder / script, *arguments, settings={**blank, **ALLOCATORS[allocator]})
 
 
 def ours(shape: str, weights: str) -> Child:
-    return Child("step_sides.py", "ours", "--shape", shape, "--weights", weights)
+    return child("step_sides.py", "ours", "--shape", shape, "--weights", weights)
 
 
 def theirs(shape: str, setting: Setting) -> Child:
     prompts, group, _ = parse(shape)
     batch = prompts * group // setting.passes
     options = ["--shape", shape, "--weights", setting.weights, "--batch", str(batch)]
-    return Child("step_sides.py", "trl", *options, allocator=setting.allocator)
+    return child("step_sides.py", "trl", *options, allocator=setting.allocator)
 
 
 def once(script: str, *arguments: str) -> dict[str, Any]:
-    with Child(script, *arguments) as child:
-        return child.hear()
+    with child(script, *arguments) as side:
+        return side.hear()
 
 
 def sweep_one(shape: str, setting: Setting, *, warm: bool) -> float:
     """Seconds of one step of TRL."""
-    with theirs(shape, setting) as child:
+    with theirs(shape, setting) as side:
         if warm:
-            child.turn()
-        taken: float = child.turn()["step"]
+            side.turn()
+        taken: float = side.turn()["step"]
     say(f"sweep {shape}: {taken:.2f} s  {setting}")
     return taken
 
@@ -332,7 +278,7 @@ def main() -> None:
         # A run takes long: an edit of these files meanwhile must not reach it.
         for script in SCRIPTS:
             shutil.copy(HERE / script, folder)
-        Child.folder = Path(folder)
+        Scripts.folder = Path(folder)
         run(options.shapes.split(","), options.steps, options.out)
 
 

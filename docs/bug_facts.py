@@ -34,16 +34,15 @@ _STREAM = "unit/test_data_stream.py"
 _GROUP = "unit/test_objective_group.py"
 _LOAD = "unit/test_models_load.py"
 _KILL = "faults/test_kill_resume.py"
+_TURNS = "unit/test_models_turns.py"
+_EXAMPLES = "unit/test_data_examples.py"
+_CRITIC = "unit/test_critic_gradient.py"
 _REWARDS = "faults/test_reward_faults.py"
 
 _ANY_SPLIT = (
     f"{_SPLIT}::test_any_split_and_layout_gives_the_same_gradient",
     f"{_SPLIT}::test_every_one_of_several_steps_is_split_alike",
 )
-_LORA = "LoRA"
-_SFT = "supervised training"
-_PREFERENCE = "preference methods"
-_VALUES = "value methods"
 _RANKS = "several ranks"
 _VLLM = "vLLM"
 _DETECTORS = "detectors"
@@ -148,8 +147,10 @@ BUGS: tuple[Bug, ...] = (
     Bug(
         "TRL 1340, 3194, 495",
         "with a given adapter the reference is another model: KL above 0 at the start",
-        (f"{_START}::test_the_ratio_starts_at_exactly_one",),
-        owed=_LORA,
+        (
+            f"{_START}::test_the_ratio_starts_at_exactly_one",
+            "unit/test_lora_runs.py::test_a_given_adapter_starts_at_a_kl_of_zero_and_goes_on",
+        ),
     ),
     Bug(
         "TRL 1623, 3091, 931, 2059, 696, 6357; transformers 48016; verl 3287, 3562",
@@ -157,8 +158,8 @@ BUGS: tuple[Bug, ...] = (
         (
             f"{_STOPS}::test_the_end_token_has_gradient_and_nothing_follows_it",
             f"{_LOAD}::test_an_export_loads_in_plain_transformers_and_says_the_same",
+            f"{_TURNS}::test_a_completion_is_its_text_and_one_end_token",
         ),
-        owed=_SFT,
     ),
     Bug(
         "TRL 5988",
@@ -166,14 +167,17 @@ BUGS: tuple[Bug, ...] = (
         (
             f"{_STOPS}::test_the_end_token_has_gradient_and_nothing_follows_it",
             f"{_LOAD}::test_turn_end_is_the_control_token_after_an_answer",
+            f"{_TURNS}::test_every_turn_from_the_first_asked_for_is_trained_with_its_end",
         ),
-        owed=_SFT,
     ),
     Bug(
         "TRL 4481, 1591, 1885; axolotl 1616",
         "the end or the beginning is added twice",
-        (),
-        _PREFERENCE,
+        (
+            f"{_TURNS}::test_a_document_has_one_end",
+            f"{_TURNS}::test_there_is_one_start_token",
+            f"{_EXAMPLES}::test_an_end_token_that_a_text_brings_is_not_doubled",
+        ),
     ),
     Bug(
         "TRL 6668, 3927, 1053, 6320",
@@ -181,17 +185,30 @@ BUGS: tuple[Bug, ...] = (
         (
             f"{_SILENT}::test_prompts_longer_than_the_context_are_refused_or_counted",
             f"{_SILENT}::test_a_step_without_coefficients_touches_no_weight_and_no_moment",
+            f"{_EXAMPLES}::test_long_rows_are_left_out_whole_and_counted",
         ),
-        owed=_SFT,
     ),
     Bug(
         "TRL 3382, 1033, 5826, 2553, 2435",
         "an empty completion makes the loss NaN",
-        (),
-        _PREFERENCE,
+        (
+            f"{_EXAMPLES}::test_the_better_answer_says_something_and_the_worse_may_not",
+            "unit/test_objective_preference.py::test_an_absent_pair_is_not_looked_at",
+        ),
     ),
-    Bug("TRL 1962", "precomputed reference log-probabilities are ignored", (), _PREFERENCE),
-    Bug("TRL 2778", "a reward model reads another token under left padding", (), "reward models"),
+    Bug(
+        "TRL 1962",
+        "precomputed reference log-probabilities are ignored",
+        (
+            "unit/test_preference_loss.py::test_the_reference_is_asked_once",
+            "unit/test_preference_loss.py::test_dpo_by_the_models_own_forward",
+        ),
+    ),
+    Bug(
+        "TRL 2778",
+        "a reward model reads another token under left padding",
+        ("unit/test_reward_model.py::test_a_decoders_score_is_that_of_the_text_alone",),
+    ),
     Bug(
         "TRL 1161, 1180",
         "the KL in the log is not the KL that is trained",
@@ -200,7 +217,14 @@ BUGS: tuple[Bug, ...] = (
             f"{_KL}::test_the_loss_term_names_estimator_and_unit",
         ),
     ),
-    Bug("TRL 937", "a reward model scores the last padding token", (), "reward models"),
+    Bug(
+        "TRL 937",
+        "a reward model scores the last padding token",
+        (
+            "unit/test_reward_model.py::test_the_librarys_own_forward_misses_where_padding_is_the_end",
+            "unit/test_preference_loss.py::test_a_reward_is_read_after_the_last_token",
+        ),
+    ),
     Bug(
         "TRL 3148, 3185",
         "buffers are lost on resume",
@@ -286,7 +310,11 @@ BUGS: tuple[Bug, ...] = (
         "masked tokens in the middle cut the return of what came before",
         ("unit/test_objective_credit.py::test_reward_to_go_walks_over_the_valid_tokens",),
     ),
-    Bug("ROLL 447; verl 50", "values at padding reach the trained tokens", (), _VALUES),
+    Bug(
+        "ROLL 447; verl 50",
+        "values at padding reach the trained tokens",
+        (f"{_CRITIC}::test_what_lies_under_a_mask_does_not_reach_the_loss",),
+    ),
     Bug(
         "AReaL 1346",
         "advantages at masked places enter the average of their completion",
@@ -350,7 +378,14 @@ BUGS: tuple[Bug, ...] = (
         "the last token of a truncated completion is overwritten",
         (f"{_STOPS}::test_the_trained_ids_are_the_sampled_ids",),
     ),
-    Bug("TRL 1536", "a truncated completion is valued as if it had ended", (), _VALUES),
+    Bug(
+        "TRL 1536",
+        "a truncated completion is valued as if it had ended",
+        (
+            f"{_CRITIC}::test_the_value_after_the_last_token",
+            "unit/test_process_credit.py::test_a_completion_that_was_cut_off_goes_on_in_the_critics_eyes",
+        ),
+    ),
     Bug(
         "TRL 4159; prime-rl 697; verl 4162; vime 64",
         "engine and trainer divide by different temperatures",
@@ -374,11 +409,16 @@ BUGS: tuple[Bug, ...] = (
         (
             f"{_BUGS}::test_a_tokenizer_that_adds_its_own_beginning_adds_none_to_a_prompt",
             f"{_LOAD}::test_an_export_loads_in_plain_transformers_and_says_the_same",
+            f"{_TURNS}::test_there_is_one_start_token",
         ),
-        owed=_SFT,
     ),
     Bug(
-        "ms-swift 9925; OpenRLHF 701", "length normalisation is wrong with packing", (), _PREFERENCE
+        "ms-swift 9925; OpenRLHF 701",
+        "length normalisation is wrong with packing",
+        (
+            "unit/test_documents.py::test_the_loss_is_the_mean_of_separate_ones",
+            "unit/test_preference_loss.py::test_the_gradient_does_not_depend_on_split_and_layout",
+        ),
     ),
     Bug(
         "OpenRLHF 1310, 1312",
@@ -433,7 +473,14 @@ BUGS: tuple[Bug, ...] = (
         "the mean advantage of REINFORCE++ is not 0",
         (f"{_BUGS}::test_whitened_advantages_have_mean_zero_and_variance_one",),
     ),
-    Bug("CoursIA 15256", "the critic is never trained", (), _VALUES),
+    Bug(
+        "CoursIA 15256",
+        "the critic is never trained",
+        (
+            f"{_CRITIC}::test_one_step_lowers_the_value_loss",
+            "unit/test_critic.py::test_it_learns_what_the_reward_is",
+        ),
+    ),
     Bug(
         "NeMo 1504",
         "a setting is accepted and read by nothing",

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from surefoot.methods import describe, rows
+from surefoot.methods import Method, describe, online_rows, rows
 from surefoot.methods.built import BUILT
 from surefoot.recipe.schema import SECTIONS, DataSource, RewardPart, Section
 
@@ -28,6 +28,7 @@ PAGES = (
     "docs/recipes.md",
     "docs/differences.md",
     "docs/field_bugs.md",
+    "docs/given_data.md",
 )
 
 
@@ -37,15 +38,23 @@ def _facts(name: str) -> dict[str, Any]:
 
 def method_table() -> str:
     lines = ["| method | what differs from the default of its type |", "|---|---|"]
-    for name, row in rows().items():
+    for name, row in online_rows().items():
         lines.append(f"| `{name}` | {_words(describe(row))} |")
+    return "\n".join(lines)
+
+
+def offline_table() -> str:
+    lines = ["| method | trains on | what differs from the default of its type |", "|---|---|---|"]
+    for name, row in rows().items():
+        if not isinstance(row, Method):
+            lines.append(f"| `{name}` | {row.data} | {_words(describe(row)) or 'nothing'} |")
     return "\n".join(lines)
 
 
 def row_sections() -> str:
     """One section a row: formula, when, what fails, where the values come from, claims."""
     facts, claims = _facts("method")["FACTS"], _facts("claim")["CLAIMS"]
-    return "\n\n".join(_row_section(name, facts[name], claims) for name in rows())
+    return "\n\n".join(_row_section(name, facts[name], claims) for name in online_rows())
 
 
 def _row_section(name: str, facts: Any, claims: Mapping[str, Any]) -> str:
@@ -90,7 +99,7 @@ def claim_table() -> str:
     facts, claims = _facts("method")["FACTS"], _facts("claim")["CLAIMS"]
     lines = ["| claim | verdict | answer | rows |", "|---|---|---|---|"]
     for key, claim in claims.items():
-        names = ", ".join(f"`{name}`" for name in rows() if key in facts[name].claims)
+        names = ", ".join(f"`{name}`" for name in online_rows() if key in facts[name].claims)
         lines.append(f"| {claim.text} | {claim.verdict} | {claim.answer} | {names} |")
     return "\n".join(lines)
 
@@ -195,6 +204,7 @@ def _word(value: Any) -> str:
 
 PARTS: Mapping[str, Callable[[], str]] = {
     "methods": method_table,
+    "offline": offline_table,
     "built": built_table,
     "keys": key_tables,
     "rows": row_sections,

@@ -94,6 +94,38 @@ def _whiten(kind: str, source: str) -> dict[str, Fact]:
 
 _GRPO_MEAN = "arXiv 2402.03300 Eq. 3: 1/G sum 1/|o|"
 
+_PPO_CREDIT = {
+    "credit": Fact("gae", "arXiv 1506.02438 Eq. 16"),
+    "credit.gamma": Fact(1.0, "arXiv 1909.08593: no discount"),
+    "credit.lam": Fact(0.95, "arXiv 1909.08593, code"),
+}
+_PPO_LOSS = _merged(
+    _whiten("token", "arXiv 1909.08593, code: over the tokens of the step"),
+    _ratio("arXiv 1707.06347 Eq. 6"),
+    _PLAIN_CLIP,
+    {
+        "critic": Fact("critic", "arXiv 1707.06347 Eq. 9"),
+        "critic.loss_weight": Fact(0.1, "arXiv 1909.08593, code: vf_coef"),
+        "critic.clip": Fact(0.2, "arXiv 1909.08593, code: cliprange_value"),
+    },
+)
+_PPO_KL = _kl(
+    "reward_token",
+    0.05,
+    "arXiv 1909.08593 Eq. 2: the divergence is charged at each token",
+    "ours: fixed; the paper adapts it towards a target",
+)
+_GRPO_KL = _kl(
+    "loss",
+    0.04,
+    "arXiv 2402.03300 Eq. 3",
+    "arXiv 2402.03300: the value of its experiments",
+    **{
+        "kl.estimator": Fact("k3", "arXiv 2402.03300 Eq. 4"),
+        "kl.measure_every": _MEASURED,
+    },
+)
+
 FACTS: Mapping[str, RowFacts] = {
     "ppo": RowFacts(
         paper="arXiv 1707.06347 (clip), 1506.02438 (GAE), 1909.08593 (language models)",
@@ -104,32 +136,53 @@ FACTS: Mapping[str, RowFacts] = {
         "credit, and memory for a second model.",
         failure="A critic that foresees nothing: `critic/explained_variance` at or below 0, or "
         "`critic/value_add` at 1 and above. The advantages are then noise with a model's price.",
-        fields=_merged(
-            _kl(
-                "reward_token",
-                0.05,
-                "arXiv 1909.08593 Eq. 2: the divergence is charged at each token",
-                "ours: fixed; the paper adapts it towards a target",
-            ),
-            {
-                "credit": Fact("gae", "arXiv 1506.02438 Eq. 16"),
-                "credit.gamma": Fact(1.0, "arXiv 1909.08593: no discount"),
-                "credit.lam": Fact(0.95, "arXiv 1909.08593, code"),
-                "credit.group_weight": Fact(0.0, "ours: no group part, as in the paper"),
-            },
-            _whiten("token", "arXiv 1909.08593, code: over the tokens of the step"),
-            _ratio("arXiv 1707.06347 Eq. 6"),
-            _PLAIN_CLIP,
-            {
-                "critic": Fact("critic", "arXiv 1707.06347 Eq. 9"),
-                "critic.loss_weight": Fact(0.1, "arXiv 1909.08593, code: vf_coef"),
-                "critic.clip": Fact(0.2, "arXiv 1909.08593, code: cliprange_value"),
-            },
-        ),
+        fields=_merged(_PPO_KL, _PPO_CREDIT, _PPO_LOSS),
+        claims=("C1", "C3", "C4", "C19", "C20"),
         notes=(
             "The critic starts as the policy's own layers (`critic.layers` keeps the lower ones) "
             "with a head of zeros, so the first advantages are the whitened returns.",
         ),
+    ),
+    "ppo_warm": RowFacts(
+        paper="PPO as above; the warm-up is practitioners' advice (claim C21), measured here",
+        formula="`grpo` for max_steps steps, with the row's own budgets; then a critic is made of "
+        "the policy's layers and `ppo` trains, against the same reference",
+        when="The untrained policy is so often wrong that a critic has nothing to learn from.",
+        failure="The critic still starts with a head of zeros: what is warm is the policy, and the "
+        "layers under the head. `docs/results/critic_study.txt` has what that gave.",
+        fields=_merged(
+            _PPO_KL,
+            _PPO_CREDIT,
+            _PPO_LOSS,
+            {
+                "warmup": Fact("method", "ours: claim C21"),
+                "warmup.method": Fact("grpo", "ours: claim C21"),
+                "warmup.max_steps": Fact(10, "ours: a budget, not a finding"),
+            },
+        ),
+        claims=("C21",),
+        notes=(
+            "`warmup.method` is any row without a critic and without a history. A row without KL "
+            "(`kl.coef: 0`) warms without KL too.",
+        ),
+    ),
+    "grpo_critic": RowFacts(
+        paper="arXiv 2402.03300 and 1506.02438; the mixture is practitioners' advice (claim C25)",
+        formula="A_t = w (R - group mean) / (group std + eps) + (1 - w) whitened GAE_t",
+        when="To see whether a critic adds anything to a group: w = 1 gives the advantages of "
+        "`grpo` and w = 0 those of `ppo`, exactly.",
+        failure="The price of both: a group of completions and a second model. In a dead group the "
+        "critic's part alone is left.",
+        fields=_merged(
+            _GRPO_KL,
+            _group("arXiv 2402.03300 section 4.1.2"),
+            _std("arXiv 2402.03300 section 4.1.2"),
+            _PPO_CREDIT,
+            {"credit.group_weight": Fact(0.5, "ours: claim C25 names no share")},
+            _PPO_LOSS,
+        ),
+        claims=("C25",),
+        notes=("The KL is in the loss, so that it is the same at every w.",),
     ),
     "vapo": RowFacts(
         paper="arXiv 2504.05118",
@@ -147,7 +200,6 @@ FACTS: Mapping[str, RowFacts] = {
                 "credit.lam": Fact(0.95, "ours: the type's default; length_alpha takes its place"),
                 "credit.critic_lam": Fact(1.0, "arXiv 2504.05118 section 4.1"),
                 "credit.length_alpha": Fact(0.05, "arXiv 2504.05118 Eq. 5"),
-                "credit.group_weight": Fact(0.0, "ours: no group part, as in the paper"),
             },
             _whiten("token", "ours: as `ppo`; the paper is silent"),
             _ratio("arXiv 1707.06347 Eq. 6"),
@@ -367,16 +419,7 @@ FACTS: Mapping[str, RowFacts] = {
         "|A| = (G - 1) / sqrt(G): 2.5 at 8, 5.5 at 32. Long wrong answers are punished less per "
         "token than short ones.",
         fields=_merged(
-            _kl(
-                "loss",
-                0.04,
-                "arXiv 2402.03300 Eq. 3",
-                "arXiv 2402.03300: the value of its experiments",
-                **{
-                    "kl.estimator": Fact("k3", "arXiv 2402.03300 Eq. 4"),
-                    "kl.measure_every": _MEASURED,
-                },
-            ),
+            _GRPO_KL,
             _group("arXiv 2402.03300 section 4.1.2"),
             _std("arXiv 2402.03300 section 4.1.2"),
             _ratio("arXiv 2402.03300 Eq. 3"),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from surefoot.loops.runs import Run
     from surefoot.methods import Method
     from surefoot.recipe import Recipe
-    from surefoot.records import Completion, Group, Prompt, Score
+    from surefoot.records import Completion, Group, ProcessReward, Prompt, Score
     from surefoot.reward import reward_function
 
 __version__ = "0.1.0"
@@ -30,6 +30,7 @@ _HOMES = {
     "Recipe": "surefoot.recipe",
     "Completion": "surefoot.records",
     "Group": "surefoot.records",
+    "ProcessReward": "surefoot.records",
     "Prompt": "surefoot.records",
     "Score": "surefoot.records",
 }
@@ -40,6 +41,7 @@ __all__ = [
     "Completion",
     "Group",
     "Method",
+    "ProcessReward",
     "Prompt",
     "Recipe",
     "Run",

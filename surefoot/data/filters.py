@@ -8,11 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from surefoot import draws
 from surefoot.data.prompts import Encoded
 from surefoot.data.source import SPLIT_SEED
 from surefoot.errors import DataError, RecipeError
+
+
+class Placed(Protocol):
+    """A row with its place for people and the fingerprint of what it asks."""
+
+    @property
+    def where(self) -> str: ...
+
+    @property
+    def fingerprint(self) -> bytes: ...
+
+
+P = TypeVar("P", bound=Placed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,9 +98,7 @@ def split_off(
     return train, [rows[index] for index in chosen.values()]
 
 
-def remove_overlap(
-    train: Sequence[Encoded], tested: Collection[bytes], *, source: str
-) -> list[Encoded]:
+def remove_overlap(train: Sequence[P], tested: Collection[bytes], *, source: str) -> list[P]:
     """Training rows whose fingerprint is not among `tested`; DataError if every row's is."""
     kept = [row for row in train if row.fingerprint not in tested]
     if train and not kept:

@@ -16,7 +16,7 @@ from surefoot.data.arrow import BATCH, numbered, package
 from surefoot.data.files import resolved
 from surefoot.data.options import Option, nearest
 from surefoot.data.rows import Sieve
-from surefoot.data.source import ROW_OPTIONS, Loaded, Request, Source, checked_rows
+from surefoot.data.source import ROW_OPTIONS, Items, Loaded, Request, Source, checked_rows
 from surefoot.errors import DataError, RecipeError
 
 HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -29,6 +29,11 @@ _SAVED_FILES = ("dataset_dict.json", "state.json")
 
 def load(request: Request, sieve: Sieve) -> Loaded:
     """The rows of one split, checked; no split of our own."""
+    return checked_rows(request, raw(request), sieve)
+
+
+def raw(request: Request) -> Items:
+    """The rows of one split as they are."""
     library = _library()
     key, spec = request.key, request.spec
     path = resolved(spec.source, request.base_dir)
@@ -47,10 +52,7 @@ def load(request: Request, sieve: Sieve) -> Loaded:
     # As Arrow, so that no image or sound is decoded and a saved format is left aside.
     batches = found.with_format("arrow").iter(batch_size=BATCH)
     items = numbered(batches, names=found.column_names, place=place)
-    rows = checked_rows(request, items, sieve)
-    if sieve.seen == 0:
-        raise DataError(f"{place} is empty: it has no rows.")
-    return Loaded(rows, None, revision=revision)
+    return Items(items, f"{place} is empty: it has no rows.", revision)
 
 
 def _directory(library: Any, path: Path, request: Request) -> Any:
@@ -163,4 +165,5 @@ SOURCE = Source(
     options={**ROW_OPTIONS, "config": Option(str), "revision": Option(str)},
     reads=frozenset({"columns", "split"}),
     load=load,
+    raw=raw,
 )

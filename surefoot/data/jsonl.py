@@ -16,7 +16,7 @@ from typing import IO, Any
 from surefoot.data.files import locate
 from surefoot.data.options import Option
 from surefoot.data.rows import BadRow, Sieve
-from surefoot.data.source import ROW_OPTIONS, Loaded, Request, Source, checked_rows
+from surefoot.data.source import ROW_OPTIONS, Items, Loaded, Request, Source, checked_rows
 from surefoot.errors import DataError
 
 SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
@@ -25,12 +25,14 @@ _SKIP = 1 << 16
 
 def load(request: Request, sieve: Sieve) -> Loaded:
     """The file's rows, checked; no split of its own."""
+    return checked_rows(request, raw(request), sieve)
+
+
+def raw(request: Request) -> Items:
+    """The file's rows as they are."""
     path = locate(request.spec.source, request.base_dir, key=request.key)
     items = read_items(path, max_line_bytes=request.options["max_line_bytes"])
-    rows = checked_rows(request, items, sieve)
-    if sieve.seen == 0:
-        raise DataError(f"{path} is empty: it has no rows. Write one JSON object a line.")
-    return Loaded(rows, None)
+    return Items(items, f"{path} is empty: it has no rows. Write one JSON object a line.")
 
 
 def read_items(path: Path, *, max_line_bytes: int) -> Iterator[tuple[str, object]]:
@@ -132,4 +134,5 @@ SOURCE = Source(
     options={**ROW_OPTIONS, "max_line_bytes": Option(int, 1 << 20, at_least=1)},
     reads=frozenset({"columns"}),
     load=load,
+    raw=raw,
 )

@@ -10,7 +10,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from surefoot.data.rows import Sieve
-from surefoot.data.source import ROW_OPTIONS, Loaded, Objects, Request, Source, checked_rows
+from surefoot.data.source import (
+    ROW_OPTIONS,
+    Items,
+    Loaded,
+    Objects,
+    Request,
+    Source,
+    checked_rows,
+)
 from surefoot.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
@@ -21,6 +29,11 @@ _NAME = "rows"
 
 def load(request: Request, sieve: Sieve) -> Loaded:
     """The rows passed, checked as the lines of a file are; no split of its own."""
+    return checked_rows(request, raw(request), sieve)
+
+
+def raw(request: Request) -> Items:
+    """The rows passed as they are."""
     given = request.objects
     if given is None:
         raise RecipeError(
@@ -34,10 +47,7 @@ def load(request: Request, sieve: Sieve) -> Loaded:
             f"{given.name}['train']."
         )
     items = ((f"{given.name}[{index}]", row) for index, row in enumerate(given.rows))
-    rows = checked_rows(request, items, sieve)
-    if sieve.seen == 0:
-        raise DataError(f"{given.name} is empty: it has no rows.")
-    return Loaded(rows, None)
+    return Items(items, f"{given.name} is empty: it has no rows.")
 
 
 def assign(
@@ -71,5 +81,10 @@ def assign(
 
 
 SOURCE = Source(
-    name=_NAME, splits=False, options=ROW_OPTIONS, reads=frozenset({"columns"}), load=load
+    name=_NAME,
+    splits=False,
+    options=ROW_OPTIONS,
+    reads=frozenset({"columns"}),
+    load=load,
+    raw=raw,
 )

@@ -78,7 +78,7 @@ def encode_row(
     it brings none; its text is the content of its only message, or all of it rendered.
     BadRow for a control token in a prompt, messages without a template, or no ids at all.
     """
-    contents = _contents(row.prompt)
+    contents = contents_of(row.prompt)
     if not allow_control_tokens and not all(encoder.literal(text) for text in contents):
         raise BadRow(
             "the prompt contains a control token of the tokenizer, which would be read as the "
@@ -88,10 +88,10 @@ def encode_row(
     messages: tuple[Message, ...] | None = None
     if isinstance(row.prompt, str):
         asked = [{"role": "user", "content": row.prompt}]
-        ids = encoder.encode(_with_system(asked, system) if encoder.has_template else row.prompt)
+        ids = encoder.encode(with_system(asked, system) if encoder.has_template else row.prompt)
         text = row.prompt
     elif encoder.has_template:
-        messages = tuple(_with_system(row.prompt, system))
+        messages = tuple(with_system(row.prompt, system))
         ids = encoder.encode(messages)
         text = contents[0] if len(contents) == 1 else encoder.render(messages)
     else:
@@ -116,17 +116,17 @@ def encode_row(
 
 def fingerprint(prompt: str | Sequence[Message]) -> bytes:
     """Equal for prompts that differ only in case, white space and system messages."""
-    asked = [" ".join(text.casefold().split()) for text in _contents(prompt, system=False)]
+    asked = [" ".join(text.casefold().split()) for text in contents_of(prompt, system=False)]
     return hashlib.sha256("\n".join(asked).encode()).digest()
 
 
-def _contents(prompt: str | Sequence[Message], *, system: bool = True) -> list[str]:
+def contents_of(prompt: str | Sequence[Message], *, system: bool = True) -> list[str]:
     if isinstance(prompt, str):
         return [prompt]
     return [item["content"] for item in prompt if system or item["role"] != "system"]
 
 
-def _with_system(messages: Sequence[Message], system: str | None) -> Sequence[Message]:
+def with_system(messages: Sequence[Message], system: str | None) -> Sequence[Message]:
     if system is None or any(message["role"] == "system" for message in messages):
         return messages
     return [{"role": "system", "content": system}, *messages]

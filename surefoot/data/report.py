@@ -22,7 +22,7 @@ COUNTS = (
     "train",
     "eval",
 )
-_LOUD_SHARE = 0.10
+LOUD_SHARE = 0.10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SourceReport:
             lines.append(f"  {self.drawn}")
         if self.too_long:
             share = self.too_long / self.rows
-            loud = ". That is a large share: check the limit" if share > _LOUD_SHARE else ""
+            loud = ". That is a large share: check the limit" if share > LOUD_SHARE else ""
             lines.append(
                 f"  {self.too_long} left out ({share:.1%}): longer than {self.limit} tokens "
                 f"({self.limit_reason}){loud}"

@@ -37,9 +37,9 @@ _KINDS = {
 }
 _LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
-_ABSENT = object()
+ABSENT = object()
 # What other datasets call the prompt; suggested, never assumed.
-_PROMPT_NAMES = ("question", "problem", "messages", "query", "instruction", "input")
+PROMPT_NAMES = ("question", "problem", "messages", "query", "instruction", "input")
 # A reward gets these three by other means, so they never travel as columns.
 _NOT_COLUMNS = ("prompt", "completion", "completion_ids")
 
@@ -151,11 +151,11 @@ class ColumnMap:
 
     def pick(self, raw: Mapping[str, Any], part: str, column: str) -> Any:
         """The value of a column that must be there; BadRow names what is there instead."""
-        value = _lookup(raw, column)
-        if value is not _ABSENT:
+        value = lookup(raw, column)
+        if value is not ABSENT:
             return value
         present = ", ".join(map(str, raw)) or "none"
-        guesses = [name for name in _PROMPT_NAMES if name in raw] if part == "prompt" else []
+        guesses = [name for name in PROMPT_NAMES if name in raw] if part == "prompt" else []
         hint = f". Did you mean {guesses[0]!r}?" if guesses else nearest(column, map(str, raw))
         example = guesses[0] if guesses else "NAME"
         raise BadRow(
@@ -201,13 +201,13 @@ def canonical(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
 
 
-def _lookup(raw: Mapping[str, Any], column: str) -> Any:
+def lookup(raw: Mapping[str, Any], column: str) -> Any:
     if column in raw:
         return raw[column]
     node: Any = raw
     for name in column.split("."):
         if not isinstance(node, Mapping) or name not in node:
-            return _ABSENT
+            return ABSENT
         node = node[name]
     return node
 
@@ -243,7 +243,7 @@ def clean(value: Any, path: str) -> tuple[Any, int]:
         return value.isoformat(), 0
     if isinstance(value, decimal.Decimal):
         return str(value), 0
-    raise BadRow(f"column {path!r} holds {_kind(value)}, which JSON cannot hold")
+    raise BadRow(f"column {path!r} holds {kind_of(value)}, which JSON cannot hold")
 
 
 def _clean_mapping(value: Mapping[Any, Any], path: str) -> tuple[dict[str, Any], int]:
@@ -261,17 +261,17 @@ def _clean_mapping(value: Mapping[Any, Any], path: str) -> tuple[dict[str, Any],
 def _read(where: str, raw: object, columns: ColumnMap, task: str | None) -> tuple[Row, bool, int]:
     """(the row, whether it brought its own id, strings mended)."""
     if not isinstance(raw, Mapping):
-        raise BadRow(f"the row is {_kind(raw)}, not an object with named columns")
+        raise BadRow(f"the row is {kind_of(raw)}, not an object with named columns")
     try:
         data, mended = clean(raw, "")
     except RecursionError:
         raise BadRow("the row is nested too deeply") from None
-    prompt = _prompt(columns.pick(data, "prompt", columns.prompt), columns.prompt)
+    prompt = read_prompt(columns.pick(data, "prompt", columns.prompt), columns.prompt)
     answer = _answer(data, columns)
     if columns.task_required or (task is None and data.get(columns.task) is not None):
-        task = _label(columns.pick(data, "task", columns.task), columns.task)
+        task = read_label(columns.pick(data, "task", columns.task), columns.task)
     given = columns.id_required or data.get(columns.id) is not None
-    name = _label(columns.pick(data, "id", columns.id), columns.id) if given else row_id(data)
+    name = read_label(columns.pick(data, "id", columns.id), columns.id) if given else row_id(data)
     extra = {key: value for key, value in data.items() if key not in _NOT_COLUMNS}
     for new, old in columns.renamed.items():
         if new in data and new != old:
@@ -283,16 +283,16 @@ def _read(where: str, raw: object, columns: ColumnMap, task: str | None) -> tupl
     return row, given, mended
 
 
-def _prompt(value: Any, column: str) -> str | tuple[Message, ...]:
+def read_prompt(value: Any, column: str) -> str | tuple[Message, ...]:
     if isinstance(value, str):
-        return _text(value, f"prompt column {column!r}")
+        return read_text(value, f"prompt column {column!r}")
     if not isinstance(value, list):
         raise BadRow(
-            f"prompt column {column!r} holds {_kind(value)}, not text or a list of messages"
+            f"prompt column {column!r} holds {kind_of(value)}, not text or a list of messages"
         )
     if not value:
         raise BadRow(f"prompt column {column!r} is an empty list of messages")
-    messages = tuple(_message(message, index) for index, message in enumerate(value))
+    messages = tuple(read_message(message, index) for index, message in enumerate(value))
     if messages[-1]["role"] == "assistant":
         raise BadRow("the last message has role 'assistant'; a prompt ends before the answer")
     if all(message["role"] == "system" for message in messages):
@@ -300,7 +300,7 @@ def _prompt(value: Any, column: str) -> str | tuple[Message, ...]:
     return messages
 
 
-def _message(message: Any, index: int) -> Message:
+def read_message(message: Any, index: int) -> Message:
     if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
         raise BadRow(f"message {index} is not an object with 'role' and 'content'")
     # Columnar files write null for a key that only other rows have.
@@ -313,8 +313,8 @@ def _message(message: Any, index: int) -> Message:
     if role not in ROLES:
         raise BadRow(f"message {index} has role {role!r}; roles are {', '.join(ROLES)}")
     if not isinstance(content, str):
-        raise BadRow(f"message {index} has {_kind(content)} as content, not text")
-    return {"role": role, "content": _text(content, f"message {index}")}
+        raise BadRow(f"message {index} has {kind_of(content)} as content, not text")
+    return {"role": role, "content": read_text(content, f"message {index}")}
 
 
 def _answer(data: Mapping[str, Any], columns: ColumnMap) -> str | None:
@@ -324,8 +324,8 @@ def _answer(data: Mapping[str, Any], columns: ColumnMap) -> str | None:
     if value is None and not required:
         return None
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise BadRow(f"answer column {column!r} holds {_kind(value)}, not text or a number")
-    text = _text(str(value), f"answer column {column!r}")
+        raise BadRow(f"answer column {column!r} holds {kind_of(value)}, not text or a number")
+    text = read_text(str(value), f"answer column {column!r}")
     if columns.answer_format is None:
         return text
     read, lacking = FORMATS[columns.answer_format]
@@ -335,17 +335,17 @@ def _answer(data: Mapping[str, Any], columns: ColumnMap) -> str | None:
     return gold
 
 
-def _label(value: Any, column: str) -> str:
+def read_label(value: Any, column: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise BadRow(f"column {column!r} holds {_kind(value)}, not text")
-    return _text(str(value), f"column {column!r}")
+        raise BadRow(f"column {column!r} holds {kind_of(value)}, not text")
+    return read_text(str(value), f"column {column!r}")
 
 
-def _kind(value: object) -> str:
+def kind_of(value: object) -> str:
     return _KINDS.get(type(value), f"a {type(value).__name__}")
 
 
-def _text(value: str, what: str) -> str:
+def read_text(value: str, what: str) -> str:
     if not value.strip():
         raise BadRow(f"{what} is empty")
     if "\0" in value:

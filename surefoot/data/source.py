@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from surefoot.data.answers import FORMATS
 from surefoot.data.options import Option
 from surefoot.data.rows import ColumnMap, Row, Sieve, parse_rows
-from surefoot.errors import RecipeError
+from surefoot.errors import DataError, RecipeError
 
 if TYPE_CHECKING:
     from surefoot.recipe import DataSource
@@ -60,10 +60,20 @@ class Loaded:
 
 
 @dataclass(frozen=True, slots=True)
+class Items:
+    """Raw rows with their places, what to say if there are none, and the commit of a hub's rows."""
+
+    rows: Iterable[tuple[str, object]]
+    empty: str
+    revision: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """A registered source: its options, the common keys it reads, and its loader.
 
-    `splits` says that it makes its own held-out rows.
+    `splits` says that it makes its own held-out rows. `raw` gives rows before any check, as the
+    examples of supervised and preference training need them; None for questions that are made.
     """
 
     name: str
@@ -71,6 +81,7 @@ class Source:
     options: Mapping[str, Option]
     reads: frozenset[str]
     load: Callable[[Request, Sieve], Loaded]
+    raw: Callable[[Request], Items] | None = None
 
 
 def refuse_unread(source: Source, spec: DataSource, *, key: str) -> None:
@@ -81,10 +92,18 @@ def refuse_unread(source: Source, spec: DataSource, *, key: str) -> None:
             raise RecipeError(f"{key}.{name}: source {source.name!r} does not read it. Remove it.")
 
 
-def checked_rows(request: Request, items: Iterable[tuple[str, object]], sieve: Sieve) -> list[Row]:
-    """Raw rows with their places, by the request's columns, task and answer format."""
+def checked_rows(request: Request, items: Items, sieve: Sieve) -> Loaded:
+    """Raw rows checked by the request's columns, task and answer format; no split of their own."""
     spec, key = request.spec, request.key
+    refuse_two_tasks(spec, key=key)
+    columns = ColumnMap.of(spec.columns, key=key, answer_format=request.options["answer_format"])
+    rows = parse_rows(items.rows, columns, sieve, task=spec.task)
+    if sieve.seen == 0:
+        raise DataError(items.empty)
+    return Loaded(rows, None, revision=items.revision)
+
+
+def refuse_two_tasks(spec: DataSource, *, key: str) -> None:
+    """RecipeError where both the source and a column label the rows."""
     if spec.task is not None and "task" in spec.columns:
         raise RecipeError(f"{key}.task and {key}.columns.task both label the rows. Keep one.")
-    columns = ColumnMap.of(spec.columns, key=key, answer_format=request.options["answer_format"])
-    return parse_rows(items, columns, sieve, task=spec.task)

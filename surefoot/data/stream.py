@@ -1,4 +1,4 @@
-"""The order in which prompts are trained on, as a function of the seed and the position alone.
+"""The order in which rows are trained on, as a function of the seed and the position alone.
 
 Owns the keyed permutations, the mixing of the sources of a step by weight, the passing over of
 prompts outside a solve-rate window, and the cursor.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,14 +18,28 @@ from surefoot import draws
 from surefoot.data.schedule import Span
 from surefoot.data.window import Window
 from surefoot.errors import CheckpointError, RecipeError
-from surefoot.records import Prompt
+
+
+class Drawn(Protocol):
+    """What a stream hands out: a dataclass with a name, and a place that the stream fills in."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def id(self) -> str: ...
+
+    @property
+    def position(self) -> int: ...
+
+
+D = TypeVar("D", bound=Drawn)
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Lane(Generic[D]):
     """One source of a stream: rows, weight, steps, and the solve rates that are kept (or all)."""
 
-    rows: Sequence[Prompt]
+    rows: Sequence[D]
     weight: float
     span: Span
     keep: tuple[float, float] | None
@@ -39,7 +53,7 @@ class Lane:
             )
 
 
-class Stream:
+class Stream(Generic[D]):
     """An endless keyed order over one or several sources.
 
     With one source, epoch e visits the rows in `permutation(seed, "stream", n, e)`. With several
@@ -48,7 +62,7 @@ class Stream:
     pace. Positions count prompts taken; rows passed over (`window.py`) have none.
     """
 
-    def __init__(self, lanes: Sequence[Lane], *, seed: int, hash: str) -> None:
+    def __init__(self, lanes: Sequence[Lane[D]], *, seed: int, hash: str) -> None:
         assert lanes, "a stream needs sources"
         self._lanes = tuple(lanes)
         self._seed = seed
@@ -66,6 +80,11 @@ class Stream:
     def __len__(self) -> int:
         """Rows of one epoch, all sources together."""
         return sum(len(lane.rows) for lane in self._lanes)
+
+    @property
+    def rows(self) -> list[D]:
+        """Every row of every source, in their own order."""
+        return [row for lane in self._lanes for row in lane.rows]
 
     @property
     def position(self) -> int:
@@ -92,7 +111,7 @@ class Stream:
         """Rows of the sources that are active at the last step taken for."""
         return sum(len(self._lanes[index].rows) for index in self._active())
 
-    def take(self, prompts: int, *, step: int) -> list[Prompt]:
+    def take(self, prompts: int, *, step: int) -> list[D]:
         """The next P prompts for a step (from 1), each with its position; epochs run on."""
         assert prompts >= 0 and step >= 1, (prompts, step)
         if step != self._step:
@@ -169,7 +188,7 @@ class Stream:
     def _active(self) -> list[int]:
         return [index for index, lane in enumerate(self._lanes) if lane.span.holds(self._step)]
 
-    def _next(self, active: Sequence[int]) -> Prompt:
+    def _next(self, active: Sequence[int]) -> D:
         source = active[0]
         if len(active) > 1:
             weights = [self._lanes[index].weight for index in active]
@@ -180,7 +199,7 @@ class Stream:
         self._position += 1
         return taken
 
-    def _walk(self, source: int) -> Prompt:
+    def _walk(self, source: int) -> D:
         """The next row of a source that is not passed over."""
         rows, window = self._lanes[source].rows, self._windows[source]
         if window is not None and window.empty:

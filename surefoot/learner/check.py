@@ -17,6 +17,7 @@ from surefoot import draws
 from surefoot.errors import ModelError
 from surefoot.learner.layouts import NAMES, Bundle, Name, build
 from surefoot.learner.scorer import Scorer
+from surefoot.models.recompute import recomputes
 
 _TOLERANCE = 1e-4
 _PROMPT = 9
@@ -135,7 +136,10 @@ def _distance(got: Tensor, want: Tensor) -> float:
 
 
 def _static_refusal(scorer: Scorer, name: Name) -> str | None:
-    """Packed rows put completions far from their prompt, where a sliding window cuts them off."""
+    """Packed rows put completions far from their prompt, where a sliding window cuts them off; a
+    cache holds the activations that are to be computed again."""
+    if name == "prefix" and recomputes(scorer.model):
+        return "model.gradient_checkpointing keeps no cache of the prompt"
     config = scorer.model.config.get_text_config().to_dict()
     kinds = set(config.get("layer_types") or ())
     sliding = any("sliding" in kind or "chunked" in kind for kind in kinds)

@@ -134,10 +134,19 @@ def _pick(bundle: Bundle, indices: Sequence[int]) -> Bundle:
 
 
 def microbatches(
-    bundles: Sequence[Bundle], *, budget: int, allowed: Sequence[Name], shape: Shape
+    bundles: Sequence[Bundle],
+    *,
+    budget: int,
+    allowed: Sequence[Name],
+    shape: Shape,
+    whole: bool = False,
 ) -> list[Microbatch]:
-    """Choose the cheapest allowed layout for these bundles and cut it by the token budget."""
-    plans = {name: _partition(name, bundles, budget) for name in allowed}
+    """Choose the cheapest allowed layout for these bundles and cut it by the token budget.
+
+    `whole`: no bundle is split, though it exceed the budget, because its loss compares its answers.
+    """
+    pieces = list(bundles) if whole else split_bundles(bundles, budget=budget)
+    plans = {name: _partition(name, pieces, budget) for name in allowed}
     best = min(allowed, key=lambda name: sum(_cost(name, part, shape) for part in plans[name]))
     return [build(best, part) for part in plans[best]]
 
@@ -152,8 +161,7 @@ def _partition(layout: Name, bundles: Sequence[Bundle], budget: int) -> list[lis
     """Bundles in passes of at most `budget` tokens each (a single one may exceed it)."""
     parts: list[list[Bundle]] = []
     size = {"packed": _packed_width, "prefix": _packed_width, "rows": _rows_width}[layout]
-    pieces = split_bundles(bundles, budget=budget)
-    for bundle in sorted(pieces, key=lambda b: (-size(b), b.rows)):
+    for bundle in sorted(bundles, key=lambda b: (-size(b), b.rows)):
         if parts and _tokens(layout, [*parts[-1], bundle]) <= budget:
             parts[-1].append(bundle)
         else:

@@ -1,8 +1,8 @@
 """The one module that turns tokens into log-probabilities, for training and for scoring.
 
-Owns the forward pass of every layout, in `model.compute` over `model.dtype` weights, and the head
-at scored positions only: no tensor of shape [B, T, V] exists.
-Refuses to own sampling (the engine), values (`critic`), losses and the choice of layout.
+Owns the forward pass of every layout, in `model.compute` over `model.dtype` weights, the LM head at
+scored positions only (no tensor of shape [B, T, V] exists), and the value head.
+Refuses to own sampling (the engine), the critic (`critic`), losses and the choice of layout.
 """
 
 from __future__ import annotations
@@ -29,6 +29,24 @@ class Scored:
 
     logp_N: Tensor
     entropy_N: Tensor
+    value_N: Tensor | None = None
+    """V of the state before each token, in units of reward, where a value head is attached."""
+
+
+class ValueHead(nn.Linear):
+    """One number per state of a backbone, in float32 at least; starts at zero."""
+
+    def __init__(self, backbone: PreTrainedModel) -> None:
+        wide = torch.promote_types(backbone.dtype, torch.float32)
+        size = backbone.config.get_text_config().hidden_size
+        super().__init__(size, 1, device=backbone.device, dtype=wide)
+        nn.init.zeros_(self.weight)
+        nn.init.zeros_(self.bias)
+
+    def of(self, hidden_NH: Tensor) -> Tensor:
+        """V of each state, shape N."""
+        out: Tensor = self(hidden_NH.to(self.weight.dtype))
+        return out[:, 0]
 
 
 class Backbone(nn.Module):
@@ -70,7 +88,7 @@ class Backbone(nn.Module):
 
     def _block(self, batch: Microbatch) -> Tensor:
         assert batch.ids_RT is not None and batch.positions_RT is not None
-        mask = None if batch.mask_RTT is None else batch.mask_RTT[:, None].to(self.device)
+        mask = None if batch.mask_RTT is None else self._mask(batch.mask_RTT)
         hidden = self.model.base_model(
             input_ids=batch.ids_RT.to(self.device),
             attention_mask=mask,
@@ -78,6 +96,15 @@ class Backbone(nn.Module):
             use_cache=False,
         ).last_hidden_state
         return hidden.flatten(0, 1)[batch.places_N.to(self.device)]
+
+    def _mask(self, mask_RTT: Tensor) -> Tensor:
+        """The mask as the model's attention takes it: eager adds it to the scores as it is."""
+        mask = mask_RTT[:, None].to(self.device)
+        if self.model.config._attn_implementation != "eager":
+            return mask
+        dtype = self.model.dtype
+        added = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
+        return added.masked_fill(~mask, torch.finfo(dtype).min)
 
     def _prefix(self, batch: Microbatch) -> Tensor:
         caches: list[Cache] = []
@@ -135,14 +162,25 @@ class Scorer(Backbone):
         super().__init__(model, compute=compute)
         self.temperature = temperature
         self.head = find_head(model, dtype=head_dtype)
+        self.value_head: ValueHead | None = None
+        """That of a critic which shares the trunk."""
 
     def forward(self, batch: Microbatch) -> Scored:
         """Score the micro-batch's tokens under softmax(logits / temperature)."""
         targets_N = batch.targets_N.to(self.device)
+        hidden_NH = self.hidden(batch)
         logp_N, entropy_N = token_logp(
-            self.hidden(batch), self.head, targets_N, temperature=self.temperature
+            hidden_NH, self.head, targets_N, temperature=self.temperature
         )
-        return Scored(logp_N, entropy_N)
+        value_N = None if self.value_head is None else self.value_head.of(hidden_NH)
+        return Scored(logp_N, entropy_N, value_N)
+
+    def values(self, batch: Microbatch) -> Tensor:
+        """The value head alone: a gradient reaches the head, never the policy."""
+        assert self.value_head is not None
+        with torch.no_grad():
+            hidden_NH = self.hidden(batch)
+        return self.value_head.of(hidden_NH)
 
 
 def _gather(blocks: list[Cache], bundle_B: Tensor, longest: int) -> Cache:

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from surefoot.learner.batch import Batch, Microbatch, Minibatch, Packing, Plan, make_plan, scatter
-from surefoot.learner.critic import Critic
-from surefoot.learner.layouts import Name
+from surefoot.learner.critic import Critic, Targets
 from surefoot.learner.loss import LossInputs, microbatch_loss
 from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
+from surefoot.learner.tally import Tally, UpdateReport
 from surefoot.methods import Method
 from surefoot.objective import reduce
 
@@ -34,6 +34,8 @@ class Facts:
     """Rows that the reference scored."""
     value_BT: Tensor | None = None
     """The critic's, in units of reward."""
+    bootstrap_B: Tensor | None = None
+    """The critic's after the last token of completions that were cut off, 0 elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +49,6 @@ class Signal:
     """What the critic is to foresee."""
     correct_B: Tensor | None = None
     """Completions that are right by their raw score, for a likelihood term."""
-
-
-@dataclass(frozen=True)
-class UpdateReport:
-    """Sums over the optimizer steps of one rollout step."""
-
-    steps: int
-    """Optimizer steps applied."""
-    skipped: int
-    """Optimizer steps refused because of a non-finite loss or gradient."""
-    applied: tuple[bool, ...]
-    """The optimizer steps in order: True where applied, False where refused."""
-    loss: float
-    grad_norm: float
-    """Mean over the applied steps, before clipping; nan if none."""
-    sums: Mapping[str, float]
-    forwarded: int
-    """Positions forwarded with gradient, padding included."""
-    bad_rows: tuple[int, ...]
-    """Rows of the refused minibatches."""
-    old_logp_BT: Tensor
-    """Trainer log-probability at rollout weights where known, else 0 (see `known_BT`)."""
-    known_BT: Tensor
-    layouts: Mapping[Name, int]
 
 
 class Learner:
@@ -93,6 +71,7 @@ class Learner:
         self.row = row
         self.reference = reference
         self.critic = critic
+        """None also for a row whose critic is made later."""
         self.packing = packing
         self.constant = constant
         """Divisor of the constant reduction, in tokens."""
@@ -111,38 +90,64 @@ class Learner:
             batch,
             forwarded_B=forwarded_B,
             minibatches=self.row.minibatches,
-            packing=self.packing,
+            packing=self._packing(),
             seed=self.seed,
             step=step,
         )
+
+    def _packing(self) -> Packing:
+        """In layouts that are right for the critic too: both take the same passes."""
+        if self.critic is None:
+            return self.packing
+        right = self.critic.layouts
+        layouts = tuple(name for name in self.packing.layouts if name in right)
+        return dataclasses.replace(self.packing, layouts=layouts)
 
     def score(self, batch: Batch, plan: Plan, *, old: bool, reference: bool) -> Facts:
         """Score the plan's passes without gradient: policy, reference, and the critic if any."""
         passes = plan.passes
         rows = tuple(sorted(row for part in passes for row in part.row_list))
+        old_BT, value_BT = self._no_grad(self.scorer, batch, passes) if old else (None, None)
+        if self.critic is not None and value_BT is None:
+            value_BT = self.critic.values(batch.mask_BT, passes)
         return Facts(
-            self._no_grad(self.scorer, batch, passes) if old else None,
-            self._no_grad(self._need_reference(), batch, passes) if reference else None,
+            old_BT,
+            self._no_grad(self._need_reference(), batch, passes)[0] if reference else None,
             rows if reference else (),
-            None if self.critic is None else self.critic.values(batch.mask_BT, passes),
+            value_BT,
         )
+
+    def bootstrap(self, batch: Batch, cut_B: Tensor) -> Tensor:
+        """The critic's value of the state after the last sampled token where `cut_B`; float64 [B].
+
+        0 elsewhere. A pass of its own over those completions, without gradient.
+        """
+        assert self.critic is not None
+        return self.critic.after(batch, cut_B, self._packing())
 
     def measure(self, batch: Batch, part: Microbatch) -> Facts:
         """Score one micro-batch under the reference, for a KL that is only reported."""
-        scored = self._no_grad(self._need_reference(), batch, [part])
+        scored, _ = self._no_grad(self._need_reference(), batch, [part])
         return Facts(ref_logp_BT=scored, ref_rows=tuple(part.row_list))
 
     def _need_reference(self) -> Scorer:
         assert self.reference is not None, "this row keeps no reference"
         return self.reference
 
-    def _no_grad(self, scorer: Scorer, batch: Batch, passes: Sequence[Microbatch]) -> Tensor:
+    def _no_grad(
+        self, scorer: Scorer, batch: Batch, passes: Sequence[Microbatch]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities, and values where a critic shares the trunk: one forward for both."""
         out_BT = torch.zeros_like(batch.sampled_logp_BT)
+        value_BT = None if scorer.value_head is None else torch.zeros_like(out_BT)
         with torch.no_grad():
             for part in passes:
-                logp_N = scorer(part).logp_N.double().cpu()
-                out_BT[part.rows_N, part.columns_N] = logp_N
-        return out_BT
+                scored = scorer(part)
+                out_BT[part.rows_N, part.columns_N] = scored.logp_N.double().cpu()
+                if value_BT is not None:
+                    assert scored.value_N is not None
+                    value_BT[part.rows_N, part.columns_N] = scored.value_N.double().cpu()
+        return out_BT, value_BT
 
     def clear(self) -> None:
         """Drop the gradients of a step that is not to be taken."""
@@ -164,7 +169,7 @@ class Learner:
 
         `warming`: the critic alone, under a policy that stays what it is.
         """
-        tally = _Tally(batch, facts, plan.passes)
+        tally = Tally(batch, facts.old_logp_BT, plan.passes)
         self.applied = 0
         rate = self.optimizer.rate(step)
         for epoch in range(self.row.epochs):
@@ -176,7 +181,7 @@ class Learner:
                     first = epoch == 0
                     loss = self._accumulate(batch, minibatch, signal, facts, tally, first=first)
                     norm = self.optimizer.gradient_norm()
-                value_norm = self._regress(batch, minibatch, signal, facts, tally)
+                value_norm = self._regress(batch, minibatch, signal, facts, tally, warming=warming)
                 if math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value_norm):
                     if not warming:
                         self.optimizer.step(rate=rate, norm=norm)
@@ -191,26 +196,25 @@ class Learner:
         return tally.report()
 
     def _regress(
-        self, batch: Batch, minibatch: Minibatch, signal: Signal, facts: Facts, tally: _Tally
+        self,
+        batch: Batch,
+        minibatch: Minibatch,
+        signal: Signal,
+        facts: Facts,
+        tally: Tally,
+        *,
+        warming: bool,
     ) -> float:
         """Add up the critic's gradient over the minibatch; returns its norm, 0 without a critic.
 
-        Every trained token counts once, whatever the policy's reduction.
+        On a shared trunk the policy's passes have done so, unless the head is warmed alone.
         """
         if self.critic is None:
             return 0.0
-        assert signal.return_BT is not None and facts.value_BT is not None
-        mask_BT = batch.mask_BT & _counted(minibatch, signal)[:, None]
-        for part in minibatch.passes:
-            tally.add_sums(
-                self.critic.accumulate(
-                    part,
-                    old_value_BT=facts.value_BT,
-                    return_BT=signal.return_BT,
-                    mask_BT=mask_BT,
-                    tokens=int(mask_BT.sum()),
-                )
-            )
+        if warming or not self.critic.shares_trunk:
+            targets = _targets(batch, minibatch, signal, facts)
+            for part in minibatch.passes:
+                tally.add_sums(self.critic.accumulate(part, targets))
         norm = self.critic.optimizer.gradient_norm()
         tally.add_sums({"value_norm": norm, "value_steps": 1.0})
         return norm
@@ -221,11 +225,14 @@ class Learner:
         minibatch: Minibatch,
         signal: Signal,
         facts: Facts,
-        tally: _Tally,
+        tally: Tally,
         *,
         first: bool,
     ) -> float:
-        """Add up the gradient of one minibatch; returns its loss."""
+        """Add up the gradient of one minibatch; returns the policy's loss."""
+        shared = None
+        if self.critic is not None and self.critic.shares_trunk:
+            shared = _targets(batch, minibatch, signal, facts)
         weight_BT = self._weights(batch, minibatch, signal)
         imitated_BT = self._imitated(batch, minibatch, signal)
         total = 0.0
@@ -256,7 +263,13 @@ class Learner:
                 None if imitated_BT is None else imitated_BT[rows].to(device),
             )
             out = microbatch_loss(inputs, self.row)
-            out.loss.backward()
+            loss = out.loss
+            if shared is not None:
+                assert self.critic is not None and scored.value_N is not None
+                regression, sums = self.critic.loss(scored.value_N, part, shared)
+                loss = loss + regression
+                tally.add_sums(sums)
+            loss.backward()
             total += float(out.loss.detach())
             tally.add(part, out.sums)
         return total
@@ -303,69 +316,18 @@ class Learner:
         return True
 
 
+def _targets(batch: Batch, minibatch: Minibatch, signal: Signal, facts: Facts) -> Targets:
+    """What the critic regresses on in one optimizer step.
+
+    Every trained token counts once, whatever the policy's reduction.
+    """
+    assert signal.return_BT is not None and facts.value_BT is not None
+    mask_BT = batch.mask_BT & _counted(minibatch, signal)[:, None]
+    return Targets(facts.value_BT, signal.return_BT, mask_BT, int(mask_BT.sum()))
+
+
 def _counted(minibatch: Minibatch, signal: Signal) -> Tensor:
     """Completions in the denominators of one optimizer step, [B]."""
     inside_B = torch.zeros_like(signal.present_B)
     inside_B[list(minibatch.rows)] = True
     return signal.present_B & inside_B
-
-
-class _Tally:
-    """Sums over the passes and optimizer steps of one rollout step."""
-
-    def __init__(self, batch: Batch, facts: Facts, passes: Sequence[Microbatch]) -> None:
-        self.old_BT = torch.zeros_like(batch.sampled_logp_BT)
-        self.known_BT = torch.zeros_like(batch.mask_BT)
-        if facts.old_logp_BT is not None:
-            self.old_BT = facts.old_logp_BT
-            # A log-probability of exactly 0 is known too.
-            for part in passes:
-                self.known_BT[part.rows_N, part.columns_N] = True
-        self.sums: dict[str, float] = {}
-        self.layouts: dict[Name, int] = {}
-        self.losses: list[float] = []
-        self.norms: list[float] = []
-        self.bad: list[int] = []
-        self.fates: list[bool] = []
-        self.forwarded = 0
-
-    def first_forward(self, part: Microbatch, logp_N: Tensor) -> None:
-        self.old_BT[part.rows_N, part.columns_N] = logp_N.detach().double().cpu()
-        self.known_BT[part.rows_N, part.columns_N] = True
-
-    def add(self, part: Microbatch, sums: Mapping[str, float]) -> None:
-        self.add_sums(sums)
-        self.forwarded += part.tokens
-        self.layouts[part.layout] = self.layouts.get(part.layout, 0) + 1
-
-    def add_sums(self, sums: Mapping[str, float]) -> None:
-        for name, value in sums.items():
-            if name.endswith("_max"):
-                self.sums[name] = max(self.sums.get(name, value), value)
-            else:
-                self.sums[name] = self.sums.get(name, 0.0) + value
-
-    def applied(self, loss: float, norm: float) -> None:
-        self.fates.append(True)
-        self.losses.append(loss)
-        self.norms.append(norm)
-
-    def refused(self, minibatch: Minibatch) -> None:
-        self.fates.append(False)
-        self.bad.extend(minibatch.rows)
-
-    def report(self) -> UpdateReport:
-        count = len(self.losses)
-        return UpdateReport(
-            count,
-            self.fates.count(False),
-            tuple(self.fates),
-            sum(self.losses) / count if count else math.nan,
-            sum(self.norms) / count if count else math.nan,
-            self.sums,
-            self.forwarded,
-            tuple(self.bad),
-            self.old_BT,
-            self.known_BT,
-            self.layouts,
-        )

@@ -13,22 +13,23 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from surefoot import methods
 from surefoot.data import Data, build
 from surefoot.errors import DataError, RecipeError
 from surefoot.learner import custom
 from surefoot.learner.batch import Packing
 from surefoot.learner.check import LayoutCheck, check_layouts
-from surefoot.learner.critic import Critic, ValueModel, value_backbone
 from surefoot.learner.optim import Optimizer
+from surefoot.learner.reference import SharedReference
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Learner
 from surefoot.loops.callbacks import Callbacks
+from surefoot.loops.critics import make_critic, reads_source
 from surefoot.loops.process import deterministic, total_memory
-from surefoot.methods import Method
+from surefoot.methods import Method, MethodWarmup, warming_row
 from surefoot.methods.custom import bind
 from surefoot.models import GivenModel, LoadedModel, load_model
 from surefoot.models.load import DTYPES
+from surefoot.models.lora import has_adapter
 from surefoot.recipe import Recipe
 from surefoot.reward import Grader
 from surefoot.rollout import Engine, LocalEngine, Sampling
@@ -123,6 +124,7 @@ def assemble(
         base_dir=recipe.base_dir,
         functions=given.rewards,
         max_new_tokens=recipe.rollout.max_new_tokens,
+        allow=recipe.run.allow,
     )
     try:
         deterministic()
@@ -175,24 +177,28 @@ def sampling(recipe: Recipe) -> Sampling:
     )
 
 
-def make_learner(parts: Parts) -> tuple[Learner, LayoutCheck]:
-    """Wrap the policy, check the layouts on it, and keep a reference if the row reads one."""
+def make_learner(parts: Parts, *, resumes: bool = False) -> tuple[Learner, LayoutCheck]:
+    """Wrap the policy, check the layouts on it, and keep a reference if the row reads one.
+
+    `resumes`: a checkpoint's weights follow.
+    """
     recipe, row = parts.recipe, parts.row
     scorer = _scorer(parts, parts.loaded.model, recipe.model.compute)
     optimizer = Optimizer(scorer.model, recipe.optim, steps=int(recipe.run.steps or 0))
     check = check_layouts(scorer, seed=recipe.run.seed)
-    _lint_clip(recipe, row, check.ratio_noise)
+    first = warming_row(row)
+    for each in filter(None, (first, row)):
+        _lint_clip(recipe, each, check.ratio_noise)
     reference = None
-    if keeps_reference(row):
-        frozen = copy.deepcopy(parts.loaded.model).to(DTYPES[recipe.model.reference_dtype])
-        frozen.requires_grad_(False)
-        frozen.eval()
-        same = recipe.model.reference_dtype == recipe.model.dtype
-        compute = recipe.model.compute if same else recipe.model.reference_dtype
-        reference = _scorer(parts, frozen, compute)
+    if keeps_reference(row) or (first is not None and keeps_reference(first)):
+        reference = _reference(parts)
     critic = None
-    if isinstance(row.critic, methods.Critic):
-        critic = _critic(recipe, row.critic, parts.loaded.model)
+    later = isinstance(row.warmup, MethodWarmup)
+    if row.critic.kind != "none" and not later:
+        critic = make_critic(recipe, row, parts.loaded, scorer, resumes=resumes)
+    elif later and reads_source(recipe):
+        # Made again after the warm-up; what cannot be made is refused before it.
+        make_critic(recipe, row, parts.loaded, scorer, resumes=resumes)
     length = row.reduce.length if row.reduce.kind == "constant" else None
     budget = recipe.optim.tokens_per_microbatch
     assert isinstance(budget, int), "resolved before the learner is made"
@@ -209,15 +215,21 @@ def make_learner(parts: Parts) -> tuple[Learner, LayoutCheck]:
     return learner, check
 
 
-def _critic(recipe: Recipe, row: methods.Critic, policy: Any) -> Critic:
-    """A value model that starts as the policy's lower layers, with an optimizer of its own."""
-    backbone = value_backbone(policy, layers=recipe.critic.layers)
-    backbone.requires_grad_(True)
-    model = ValueModel(backbone, compute=DTYPES[recipe.model.compute])
-    rate = recipe.critic.learning_rate or recipe.optim.learning_rate
-    settings = recipe.optim.model_copy(update={"learning_rate": rate})
-    optimizer = Optimizer(model, settings, steps=int(recipe.run.steps or 0))
-    return Critic(model, optimizer, row.loss_weight, row.clip)
+def _reference(parts: Parts) -> Scorer:
+    """The policy as it is now: a frozen copy, or under an adapter its own module, switched."""
+    section, model = parts.recipe.model, parts.loaded.model
+    same = section.reference_dtype == section.dtype
+    if same and has_adapter(model):
+        return SharedReference(
+            model,
+            compute=DTYPES[section.compute],
+            head_dtype=DTYPES[section.head_dtype],
+            temperature=parts.recipe.rollout.temperature,
+        )
+    frozen = copy.deepcopy(model).to(DTYPES[section.reference_dtype])
+    frozen.requires_grad_(False)
+    frozen.eval()
+    return _scorer(parts, frozen, section.compute if same else section.reference_dtype)
 
 
 def keeps_reference(row: Method) -> bool:

@@ -1,45 +1,31 @@
 """From rewards to advantages: the row's values applied in order, by the functions of objective/.
 
-Owns the dispatch from `kl`, `baseline`, `scale`, `credit` and `whiten` to their functions.
-Refuses to own the mathematics, who is present (`standing`), the log-probabilities (`learner`) and
-the loss.
+Owns the dispatch from `kl`, `credit` and `whiten` to their functions, and the order of all of them.
+Refuses to own the mathematics, who is present (`standing`), one number per completion (`compare`),
+the log-probabilities (`learner`) and the loss.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from surefoot.learner import custom
 from surefoot.learner.batch import Batch
 from surefoot.learner.loss import trains_everything
 from surefoot.learner.update import Facts, Signal
+from surefoot.loops.compare import Ground, compared, dead
 from surefoot.loops.history import HistoryBook
-from surefoot.loops.standing import RIGHT, Standing
+from surefoot.loops.places import Steps
+from surefoot.loops.standing import RIGHT, Standing, last_of
 from surefoot.methods import Gae, Method, is_group_relative
 from surefoot.objective import batch as batches
 from surefoot.objective import credit as tokens
 from surefoot.objective import group as groups
 from surefoot.objective import kl, shaping, value
-
-
-@dataclass(frozen=True)
-class Ground:
-    """What a baseline or a scale may read."""
-
-    reward_PG: Tensor
-    valid_PG: Tensor
-    length_PG: Tensor
-    """Trained tokens."""
-    greedy_P: Tensor
-    history_P: Tensor | None
-    """The average of earlier rewards that stands for each prompt."""
-    part_PGK: Tensor
-    weight_K: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -85,21 +71,21 @@ def assign(
     shaped_PG = _charged(row, batch, standing, facts, mask_BT, trained_kl)
     history_P = None if book is None else _history_of(book, batch)
     ground = _ground(standing, shaped_PG, mask_BT, history_P)
-    advantage_PG = _compared(row, ground)
+    advantage_PG = compared(row, ground)
+    dead_P = dead(row, ground)
     if row.whiten.kind == "sequence":
         advantage_PG = _whiten_sequences(row.whiten, advantage_PG, present_PG)
     estimated = None
     if isinstance(row.credit, Gae):
-        estimated = _estimate(row, row.credit, batch, shaped_PG, facts, mask_BT, trained_kl)
-        advantage_BT = estimated.advantage_BT
+        reward_BT = _paid(row, batch, shaped_PG, standing.steps, facts, mask_BT, trained_kl)
+        estimated = _estimate(row.credit, reward_BT, facts, mask_BT)
+        advantage_BT = _weighed(row, row.credit, estimated, advantage_PG, mask_BT)
+    elif row.credit.kind == "process":
+        advantage_BT, dead_P = _processed(row, standing, mask_BT)
     else:
-        advantage_BT = _spread(row, batch, advantage_PG, facts, mask_BT, trained_kl)
-    if row.whiten.kind == "token":
+        advantage_BT = _spread(row, batch, advantage_PG, standing.steps, facts, mask_BT, trained_kl)
+    if row.whiten.kind == "token" and estimated is None:
         advantage_BT = _whiten_tokens(row.whiten, advantage_BT, mask_BT)
-    if isinstance(row.credit, Gae):
-        group_BT = tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
-        advantage_BT = _mixed(row.credit.group_weight, group_BT, advantage_BT)
-    dead_P = _dead(row, ground)
     if is_group_relative(row) and estimated is None:
         dead_B = dead_P[:, None].expand(shape).reshape(-1)
         advantage_BT = torch.where(dead_B[:, None], 0.0, advantage_BT)
@@ -115,14 +101,7 @@ def assign(
         dead_P & ~standing.dropped_P,
         shaped_PG,
         (advantage_BT.sum(1) / mask_BT.sum(1).clamp_min(1)).reshape(shape),
-        _has_signal(
-            row,
-            replace(
-                ground,
-                reward_PG=standing.reward_PG,
-                history_P=history_P if plain is None else _history_of(plain, batch),
-            ),
-        ),
+        _has_signal(row, _plain(ground, standing, batch, plain), standing, mask_BT),
         trained_kl,
         history_P,
         None if estimated is None else estimated.monte_carlo_BT,
@@ -141,6 +120,12 @@ def _ground(
         standing.part_PGK,
         standing.weight_K,
     )
+
+
+def _plain(ground: Ground, standing: Standing, batch: Batch, plain: HistoryBook | None) -> Ground:
+    """What the rewards alone are compared with, without any KL."""
+    history_P = ground.history_P if plain is None else _history_of(plain, batch)
+    return replace(ground, reward_PG=standing.reward_PG, history_P=history_P)
 
 
 def _history_of(book: HistoryBook, batch: Batch) -> Tensor:
@@ -167,16 +152,11 @@ def _charged(
     return torch.where(present_PG, reward_B.reshape(present_PG.shape), 0.0)
 
 
-def _compared(row: Method, ground: Ground) -> Tensor:
-    """One number per completion: less the baseline, then scaled, [P, G]."""
-    advantage_PG = BASELINES[row.baseline.kind](row.baseline, ground)
-    return SCALES[row.scale.kind](row.scale, advantage_PG, ground)
-
-
 def _spread(
     row: Method,
     batch: Batch,
     advantage_PG: Tensor,
+    steps: Steps | None,
     facts: Facts,
     mask_BT: Tensor,
     trained_kl: dict[str, float],
@@ -184,7 +164,7 @@ def _spread(
     """One number per token, [B, T]."""
     if row.credit.kind == "broadcast":
         return tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
-    reward_BT = _paid(row, batch, advantage_PG, facts, mask_BT, trained_kl)
+    reward_BT = _paid(row, batch, advantage_PG, steps, facts, mask_BT, trained_kl)
     gamma = float(row.credit.gamma)  # type: ignore[union-attr]
     return tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=gamma)
 
@@ -193,16 +173,55 @@ def _paid(
     row: Method,
     batch: Batch,
     score_PG: Tensor,
+    steps: Steps | None,
     facts: Facts,
     mask_BT: Tensor,
     trained_kl: dict[str, float],
 ) -> Tensor:
-    """Token rewards: the score at the last token, the divergence at each where it is paid there."""
+    """Token rewards: steps where they end, what is left of the score at the last token, and the
+    divergence at each token where it is paid there."""
     kl_BT = torch.zeros_like(batch.sampled_logp_BT)
     if row.kl.place == "reward_token" and row.kl.coef != 0:
         kl_BT = _reward_kl(row, batch, facts, mask_BT)
         trained_kl[f"kl/reward_token_{row.kl.estimator}_token"] = _mean(kl_BT, mask_BT)
-    return tokens.per_token_reward(score_PG.reshape(-1), kl_BT, mask_BT=mask_BT, coef=row.kl.coef)
+    last_B = last_of(score_PG, steps).reshape(-1)
+    reward_BT = tokens.per_token_reward(last_B, kl_BT, mask_BT=mask_BT, coef=row.kl.coef)
+    return reward_BT if steps is None else reward_BT + _stepped(steps, mask_BT)
+
+
+def _stepped(steps: Steps, mask_BT: Tensor) -> Tensor:
+    return tokens.step_rewards(
+        steps.reward_BS, steps.end_BS, step_BS=steps.step_BS, mask_BT=mask_BT
+    )
+
+
+def _processed(row: Method, standing: Standing, mask_BT: Tensor) -> tuple[Tensor, Tensor]:
+    """Advantages from steps that are compared within the group, and the groups without spread.
+
+    What of the reward is no step is one more, at the last token; so is the reward of a completion
+    without any.
+    """
+    shape = standing.present_PG.shape
+    present_B = standing.present_PG.reshape(-1)
+    last_B = last_of(standing.reward_PG, standing.steps).reshape(-1)
+    reward_BS, end_BS = last_B[:, None], (mask_BT.sum(1) - 1).clamp_min(0)[:, None]
+    step_BS = present_B[:, None]
+    if (steps := standing.steps) is not None:
+        extra_B1 = step_BS & ((last_B != 0) | ~steps.step_BS.any(1))[:, None]
+        reward_BS = torch.cat([steps.reward_BS, torch.where(extra_B1, reward_BS, 0.0)], 1)
+        end_BS = torch.cat([steps.end_BS, end_BS], 1)
+        step_BS = torch.cat([steps.step_BS & step_BS, extra_B1], 1)
+    group_PN = reward_BS.reshape(shape[0], -1)
+    valid_PN = step_BS.reshape(shape[0], -1)
+    advantage_PN = groups.group_mean(group_PN, valid_PG=valid_PN)
+    if row.scale.kind == "group_std":
+        advantage_PN = groups.scale_by_group_std(
+            advantage_PN, group_PN, valid_PG=valid_PN, ddof=row.scale.ddof, eps=row.scale.eps
+        )
+    advantage_BT = tokens.step_credit(
+        advantage_PN.reshape(reward_BS.shape), end_BS, step_BS=step_BS, mask_BT=mask_BT
+    )
+    return advantage_BT, groups.dead_groups(group_PN, valid_PG=valid_PN)
 
 
 @dataclass(frozen=True)
@@ -212,18 +231,9 @@ class _Estimated:
     monte_carlo_BT: Tensor
 
 
-def _estimate(
-    row: Method,
-    credit: Gae,
-    batch: Batch,
-    reward_PG: Tensor,
-    facts: Facts,
-    mask_BT: Tensor,
-    trained_kl: dict[str, float],
-) -> _Estimated:
+def _estimate(credit: Gae, reward_BT: Tensor, facts: Facts, mask_BT: Tensor) -> _Estimated:
     """Advantages and the critic's targets from the rewards themselves, without any baseline."""
     assert facts.value_BT is not None, "credit gae is given the critic's values"
-    reward_BT = _paid(row, batch, reward_PG, facts, mask_BT, trained_kl)
     length_B = mask_BT.sum(1)
     lam_B = torch.full(length_B.shape, credit.lam, dtype=torch.float64)
     if credit.length_alpha is not None:
@@ -238,27 +248,31 @@ def _estimate(
         gamma=credit.gamma,
         lam_B=lam_B,
         critic_lam_B=critic_lam_B,
-        bootstrap_B=torch.zeros_like(lam_B),
+        bootstrap_B=torch.zeros_like(lam_B) if facts.bootstrap_B is None else facts.bootstrap_B,
     )
     monte_carlo_BT = tokens.reward_to_go(reward_BT, mask_BT=mask_BT, gamma=credit.gamma)
     return _Estimated(out.advantage_BT, out.return_BT, monte_carlo_BT)
 
 
-def _mixed(weight: float, group_BT: Tensor, gae_BT: Tensor) -> Tensor:
-    """w group + (1 - w) gae; at 0 and 1 exactly the one or the other."""
-    if weight in (0.0, 1.0):
+def _weighed(
+    row: Method, credit: Gae, estimated: _Estimated, advantage_PG: Tensor, mask_BT: Tensor
+) -> Tensor:
+    """The critic's part, whitened, beside that of the group.
+
+    A dead group's own part is exactly 0 under every baseline that is the group.
+    """
+    gae_BT = estimated.advantage_BT
+    if row.whiten.kind == "token":
+        gae_BT = _whiten_tokens(row.whiten, gae_BT, mask_BT)
+    group_BT = tokens.broadcast(advantage_PG.reshape(-1), mask_BT=mask_BT)
+    return _mixed(credit.group_weight, group_BT, gae_BT)
+
+
+def _mixed(weight: float | None, group_BT: Tensor, gae_BT: Tensor) -> Tensor:
+    """w group + (1 - w) gae; at 0 (or without a group part) and 1 exactly the one or the other."""
+    if weight is None or weight in (0.0, 1.0):
         return group_BT if weight else gae_BT
     return weight * group_BT + (1.0 - weight) * gae_BT
-
-
-def _dead(row: Method, ground: Ground) -> Tensor:
-    """Groups without spread; under `per_part`, without spread in any part."""
-    if not (row.scale.kind == "group_std" and row.scale.per_part):
-        return groups.dead_groups(ground.reward_PG, valid_PG=ground.valid_PG)
-    dead_P = torch.ones(len(ground.valid_PG), dtype=torch.bool)
-    for part_PG in ground.part_PGK.unbind(2):
-        dead_P &= groups.dead_groups(part_PG, valid_PG=ground.valid_PG & ~part_PG.isnan())
-    return dead_P
 
 
 def needs_facts(row: Method) -> bool:
@@ -286,12 +300,25 @@ def _mean(values: Tensor, mask: Tensor) -> float:
     return float(torch.where(mask, values, 0.0).sum()) / count if count else 0.0
 
 
-def _has_signal(row: Method, ground: Ground) -> bool:
+def _has_signal(row: Method, ground: Ground, standing: Standing, mask_BT: Tensor) -> bool:
     """Whether the rewards alone give a completion an advantage, whitening included.
 
     A scale may leave none (rewards below 0 under `group_mean`), and so does centering equal ones.
     """
-    present = _compared(row, ground)[ground.valid_PG]
+    if row.credit.kind == "process":
+        return bool((_processed(row, standing, mask_BT)[0] != 0).any())
+    compared_PG = compared(row, ground)
+    if isinstance(row.credit, Gae):
+        if row.credit.group_weight and bool((compared_PG != 0).any()):
+            return True
+        if row.credit.group_weight == 1.0:
+            return False
+        compared_PG = ground.reward_PG
+    present = compared_PG[ground.valid_PG][:, None]
+    if standing.steps is not None and row.credit.kind != "broadcast":
+        # Completions of one reward differ in where they earn it.
+        paid_BT = _stepped(standing.steps, mask_BT)
+        present = torch.cat([present, paid_BT[standing.present_PG.reshape(-1)]], 1)
     if row.whiten.kind != "none" and row.whiten.center and present.numel():
         present = present - present[0]
     return bool((present != 0).any())
@@ -314,67 +341,5 @@ def _whiten_sequences(whiten: Any, advantage_PG: Tensor, valid_PG: Tensor) -> Te
     return white.value.reshape(advantage_PG.shape)
 
 
-def _length_weighted(baseline: Any, ground: Ground) -> Tensor:
-    return groups.length_weighted(ground.reward_PG, ground.length_PG, valid_PG=ground.valid_PG)[0]
-
-
-def _history(baseline: Any, ground: Ground) -> Tensor:
-    assert ground.history_P is not None, "a history baseline is given its book"
-    return torch.where(ground.valid_PG, ground.reward_PG - ground.history_P[:, None], 0.0)
-
-
-def _group_std(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
-    if scale.per_part:
-        # Parts are centred and scaled each by its own group; the summed reward plays no part.
-        return batches.part_scores(
-            ground.part_PGK,
-            ground.weight_K,
-            valid_PG=ground.valid_PG,
-            ddof=scale.ddof,
-            eps=scale.eps,
-        )
-    return groups.scale_by_group_std(
-        advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG, ddof=scale.ddof, eps=scale.eps
-    )
-
-
-def _group_mean(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
-    return groups.scale_by_group_mean(
-        advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG, eps=scale.eps
-    )
-
-
-def _batch_std(scale: Any, advantage_PG: Tensor, ground: Ground) -> Tensor:
-    measured_PG = ground.reward_PG if scale.of == "rewards" else advantage_PG
-    return batches.scale_by_batch_std(
-        advantage_PG, measured_PG, valid_PG=ground.valid_PG, ddof=scale.ddof, eps=scale.eps
-    )
-
-
-BASELINES: Mapping[str, Callable[[Any, Ground], Tensor]] = {
-    "none": lambda _, ground: groups.no_baseline(ground.reward_PG, valid_PG=ground.valid_PG),
-    "batch": lambda _, ground: groups.batch_mean(ground.reward_PG, valid_PG=ground.valid_PG),
-    "group": lambda _, ground: groups.group_mean(ground.reward_PG, valid_PG=ground.valid_PG),
-    "leave_one_out": lambda baseline, ground: groups.leave_one_out(
-        ground.reward_PG, valid_PG=ground.valid_PG, center=baseline.center
-    ),
-    "length_weighted": _length_weighted,
-    "greedy": lambda _, ground: groups.against_greedy(
-        ground.reward_PG, ground.greedy_P, valid_PG=ground.valid_PG
-    ),
-    "history": _history,
-    "use": lambda function, ground: custom.baseline(
-        function, ground.reward_PG, valid_PG=ground.valid_PG, length_PG=ground.length_PG
-    ),
-}
-SCALES: Mapping[str, Callable[[Any, Tensor, Ground], Tensor]] = {
-    "none": lambda _, advantage_PG, ground: advantage_PG,
-    "group_std": _group_std,
-    "group_mean": _group_mean,
-    "batch_std": _batch_std,
-    "use": lambda function, advantage_PG, ground: custom.scale(
-        function, advantage_PG, ground.reward_PG, valid_PG=ground.valid_PG
-    ),
-}
-CREDITS: frozenset[str] = frozenset({"broadcast", "reward_to_go", "gae"})
+CREDITS: frozenset[str] = frozenset({"broadcast", "reward_to_go", "process", "gae"})
 WHITENS: frozenset[str] = frozenset({"none", "token", "sequence"})

@@ -12,28 +12,31 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefoot.errors import Interrupted, ModelError, RecipeError, Stop
-from surefoot.learner.check import LayoutCheck
-from surefoot.loops.assemble import Outside, Parts, assemble, make_learner, outside, resolve_budget
+from surefoot.loops.assemble import Outside, outside
 from surefoot.loops.callbacks import Callback, Callbacks, EndedByCallback
-from surefoot.loops.online import Desk, OnlineLoop
+from surefoot.loops.desk import Desk
 from surefoot.loops.process import tune_allocator
 from surefoot.loops.runs import EvalResult, Run, evaluate, export
 from surefoot.loops.signals import Stopper
-from surefoot.loops.state import Progress, load_policy, restore
-from surefoot.methods.custom import identities
+from surefoot.loops.stages import run_chain
+from surefoot.loops.state import Progress, load_policy
+from surefoot.loops.work import Work, make_work
 from surefoot.methods.registry import spec
 from surefoot.methods.types import Row
 from surefoot.models import OBJECT, LoadedModel, adopt, given_model, save_directory
-from surefoot.recipe import Recipe, batch_arithmetic, check_resume, load, to_yaml
+from surefoot.recipe import Recipe, check_resume, load, to_yaml
 from surefoot.recipe.recipe import leaves
+from surefoot.recipe.references import grounded
 from surefoot.recipe.resume import Change
 from surefoot.recipe.schema import DataSource
+from surefoot.recipe.stages import load_chain
 from surefoot.recipe.text import read, split_override
 from surefoot.run.checkpoint import Loaded, load_latest
 from surefoot.run.directory import RunDirectory, environment
@@ -65,18 +68,29 @@ def train(
     mappings. `model` takes the place of model.path; an object is trained in place, and when this
     returns it holds the weights of the newest checkpoint. `method` of a mapping may be a row.
     Raises the errors of `surefoot.errors`; state is saved before every orderly stop. A callback
-    that stops the run is no error: the run so far is returned.
+    that stops the run is no error: the run so far is returned. Of a recipe with `stages`, each is a
+    run of its own, for callbacks too, and the last one is returned.
     """
     hooks = Callbacks(callbacks)
     given, laid = _given(rewards, data, eval_data, model, tokenizer, overrides)
-    plan = _plan(recipe, laid, given)
+    chain = load_chain(recipe, laid)
+    with Stopper() as stopper:
+        run = partial(_run, given=given, hooks=hooks, stopper=stopper)
+        if chain is not None:
+            return run_chain(chain, given, hooks, stopper, run)
+        return run(_plan(recipe, laid, given))
+
+
+def _run(plan: Recipe, *, given: Outside, hooks: Callbacks, stopper: Stopper) -> Run:
+    """One training, from its start or its newest checkpoint to its end."""
     directory = RunDirectory(str(plan.run.dir)).create()
-    with RunLock(directory), Stopper() as stopper:
+    with RunLock(directory):
         plan, checkpoint, changes = _resumed(directory, plan)
+        plan = grounded(plan, directory.path)
         loaded = _adopted(given, plan, directory, checkpoint)
         if checkpoint is not None and checkpoint.step >= int(plan.run.steps or 0):
             sys.stderr.write(f"surefoot: {directory.path} is complete at step {checkpoint.step}\n")
-            if loaded is not None:
+            if loaded is not None and "policy" in checkpoint.names:
                 load_policy(loaded.model, checkpoint)
         else:
             tune_allocator()
@@ -192,6 +206,9 @@ def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | 
     kept = old.optim.tokens_per_microbatch
     if recipe.optim.tokens_per_microbatch == "auto" and kept != "auto":
         recipe = recipe.with_auto({"optim.tokens_per_microbatch": kept})
+    if recipe.run.steps is None and recipe.run.epochs == old.run.epochs:
+        run = recipe.run.model_copy(update={"steps": old.run.steps})
+        recipe = dataclasses.replace(recipe, run=run)
     loaded = load_latest(directory) if directory.has_checkpoint() else None
     changes = check_resume(old, recipe) if loaded is not None else []
     return recipe, loaded, changes
@@ -211,30 +228,28 @@ class _Job:
     def train(self, recipe: Recipe, loaded: LoadedModel | None) -> LoadedModel | None:
         """Train to the end; the model, if it holds the weights of the newest checkpoint."""
         directory = self.directory
-        parts = assemble(
+        work = make_work(
             recipe,
             self.given,
+            self.hooks,
             interrupt=self.stopper.check,
             loaded=loaded,
             kept=directory.reference,
+            resumes=self.checkpoint is not None,
         )
-        parts.callbacks = self.hooks
         try:
-            recipe = parts.recipe = resolve_budget(recipe, parts.loaded)
-            learner, check = make_learner(parts)
-            identity = _identity(parts, self.given)
+            identity = work.identity()
             progress = Progress()
             if self.checkpoint is not None:
                 self.checkpoint.check_identity(identity)
-                progress = restore(self.checkpoint, learner, parts.data.stream)
-                learner.limit(progress.budget)
+                progress = work.restore(self.checkpoint)
                 self.hooks.started(_shown(directory))
-            directory.write_recipe(to_yaml(recipe))
-            directory.write_environment(self._facts(parts, identity))
-            desk = self._desk(recipe, identity)
+            directory.write_recipe(to_yaml(work.recipe))
+            directory.write_environment(self._facts(work, identity))
+            desk = self._desk(work.recipe, identity)
             try:
-                self._open(parts, desk, check)
-                loop = OnlineLoop(parts, learner, desk, progress, self.stopper)
+                self._open(work, desk)
+                loop = work.loop(desk, progress, self.stopper)
                 loop.run()
                 self.hooks.ended(directory.path)
             except Interrupted as stop:
@@ -251,20 +266,20 @@ class _Job:
                 desk.trackers.finish()
                 desk.ledger.close()
         finally:
-            parts.grader.close()
+            work.close()
         newest = directory.checkpoint_steps()
         # A checkpoint that the disk refused leaves the model ahead of what a reader would load.
-        return parts.loaded if newest[-1:] == [loop.progress.step] else None
+        return work.loaded if newest[-1:] == [loop.progress.step] else None
 
-    def _facts(self, parts: Parts, identity: Mapping[str, str]) -> dict[str, Any]:
+    def _facts(self, work: Work, identity: Mapping[str, str]) -> dict[str, Any]:
         given = self.given
         return {
             **environment(),
             "identity": identity,
-            "source": parts.loaded.source,
-            "base_dir": _relative(parts.recipe.base_dir, self.directory.path),
+            "source": work.loaded.source,
+            "base_dir": _relative(work.recipe.base_dir, self.directory.path),
             "passed": {
-                "rewards": _passed_rewards(parts, given),
+                "rewards": work.passed_rewards,
                 "data": given.rows is not None,
                 "eval_data": given.eval_rows is not None,
             },
@@ -272,7 +287,13 @@ class _Job:
 
     def _desk(self, recipe: Recipe, identity: dict[str, str]) -> Desk:
         resume_step = None if self.checkpoint is None else self.checkpoint.step
-        ledger = Ledger(self.directory, resume_step=resume_step, seed=recipe.run.seed)
+        kept = recipe.run.samples
+        ledger = Ledger(
+            self.directory,
+            resume_step=resume_step,
+            seed=recipe.run.seed,
+            samples_per_step=None if kept == "all" else kept,
+        )
         trackers = open_trackers(
             recipe.run.trackers,
             self.directory,
@@ -281,10 +302,15 @@ class _Job:
         )
         return Desk(self.directory, ledger, trackers, Display(int(recipe.run.steps or 0)), identity)
 
-    def _open(self, parts: Parts, desk: Desk, check: LayoutCheck) -> None:
+    def _open(self, work: Work, desk: Desk) -> None:
         """Say what the run is before its first step."""
-        for line in _opening(parts, self.checkpoint):
+        check = work.check
+        opening = work.opening()
+        for line in opening:
             desk.display.note(line)
+        desk.ledger.event("opened", "; ".join(opening))
+        if self.checkpoint is not None:
+            desk.display.note(f"resuming after step {self.checkpoint.step}")
         desk.ledger.event(
             "layouts",
             f"layouts: {', '.join(check.allowed)}; ratio noise {check.ratio_noise:.2g}",
@@ -312,34 +338,3 @@ def _shown(directory: RunDirectory) -> int | None:
 def _relative(base_dir: Path | None, run: Path) -> str:
     """Where relative paths of the recipe start, seen from the run directory (it may be moved)."""
     return os.path.relpath(base_dir or Path(), run)
-
-
-def _identity(parts: Parts, given: Outside) -> dict[str, str]:
-    return {
-        "model": parts.loaded.hash,
-        "template": parts.loaded.template.identity,
-        "data": parts.data.hash,
-        "method": parts.row.name,
-        "passed rewards": ", ".join(_passed_rewards(parts, given)) or "none",
-        **identities(parts.row),
-    }
-
-
-def _passed_rewards(parts: Parts, given: Outside) -> list[str]:
-    """Names of the rewards that came as functions; the grader has them after the recipe's."""
-    return [reward.name for reward in parts.grader.rewards[len(parts.recipe.reward) :]]
-
-
-def _opening(parts: Parts, checkpoint: Loaded | None) -> list[str]:
-    """What a run says of itself before the first step."""
-    recipe = parts.recipe
-    lines = list(recipe.notes)
-    lines.extend(parts.data.report.lines())
-    lines.extend(batch_arithmetic(recipe))
-    lines.append(
-        f"weights {recipe.model.dtype}, training in {recipe.model.compute}, sampling in "
-        f"{recipe.rollout.dtype}, head in {recipe.model.head_dtype}"
-    )
-    if checkpoint is not None:
-        lines.append(f"resuming after step {checkpoint.step}")
-    return lines

@@ -18,7 +18,7 @@ from surefoot.learner.update import Facts, UpdateReport
 from surefoot.loops.credit import Credit
 from surefoot.loops.keep import Gathered, raw_scores
 from surefoot.loops.standing import Standing
-from surefoot.objective import kl, value
+from surefoot.objective import kl
 from surefoot.objective.mismatch import mismatch
 from surefoot.records import Group, StopReason
 
@@ -166,43 +166,6 @@ def _mismatch(batch: Batch, report: UpdateReport) -> Metrics:
         "mismatch/abs_mean": float(gap_BT.abs().sum()) / int(mask_BT.sum()),
         "mismatch/abs_max": float(gap_BT.abs().max()),
     }
-
-
-def critic_metrics(
-    batch: Batch, standing: Standing, credit: Credit, facts: Facts, report: UpdateReport
-) -> Metrics:
-    """The critic's health before this step's update, against Monte Carlo returns.
-
-    `critic/explained_variance` over tokens; `critic/value_add` is the variance of the return that
-    the critic leaves at the first token over that which leave-one-out leaves (1 and above: not
-    worth its memory); `critic/bias/q1` to `q4` by position, in standard deviations of the returns.
-    """
-    assert facts.value_BT is not None and credit.monte_carlo_BT is not None
-    present_PG = standing.present_PG
-    mask_BT = batch.mask_BT & present_PG.reshape(-1)[:, None]
-    seen = {
-        "critic/explained_variance": value.explained_variance(
-            facts.value_BT, credit.monte_carlo_BT, mask_BT=mask_BT
-        )
-    }
-    first_B = mask_BT.long().argmax(1)
-    value_PG, return_PG = (
-        both_BT.gather(1, first_B[:, None])[:, 0].reshape(present_PG.shape)
-        for both_BT in (facts.value_BT, credit.monte_carlo_BT)
-    )
-    against = "leave_one_out" if present_PG.shape[1] > 1 else "batch_mean"
-    seen["critic/value_add"] = value.value_add(
-        value_PG, return_PG, valid_PG=present_PG, against=against
-    )
-    bias_Q = value.bias_by_quartile(facts.value_BT, credit.monte_carlo_BT, mask_BT=mask_BT)
-    seen |= {f"critic/bias/q{q + 1}": bias for q, bias in enumerate(bias_Q)}
-    out: Metrics = {name: float(number) for name, number in seen.items() if number.isfinite()}
-    sums = report.sums
-    if sums.get("value_tokens"):
-        out["critic/loss"] = sums["value_loss"] / sums["value_tokens"]
-        out["critic/clip_ratio"] = sums["value_clipped"] / sums["value_tokens"]
-        out["critic/grad_norm"] = sums["value_norm"] / sums["value_steps"]
-    return out
 
 
 def part_metrics(counts: Mapping[str, float]) -> Metrics:

@@ -9,16 +9,16 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 
-from surefoot.errors import CheckpointError, Interrupted, Stop, StoppedOnFinding
+from surefoot.errors import Interrupted, Stop, StoppedOnFinding
 from surefoot.learner.update import Learner
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
+from surefoot.loops.desk import Desk, Saver
 from surefoot.loops.evaluate import Evaluated, evaluate
 from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
-from surefoot.loops.step import NONFINITE_LIMIT, Desk, Stepper, Taken
-from surefoot.run.checkpoint import save
+from surefoot.loops.step import NONFINITE_LIMIT, Stepper, Taken
 from surefoot.run.rows import eval_row, sample_rows, train_row
 
 _SHOWN = 3
@@ -38,8 +38,12 @@ class OnlineLoop:
         self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
         # The stepper's book holds it from here on.
         self.progress.history = {}
-        self.saved = progress.step if desk.directory.has_checkpoint() else -1
-        self.failed_saves = 0
+        self.saver = Saver(
+            desk,
+            parts.callbacks,
+            keep=parts.recipe.run.keep,
+            saved=progress.step if desk.directory.has_checkpoint() else -1,
+        )
 
     def run(self) -> None:
         """Train to the last step. Stops are raised after state is saved."""
@@ -55,8 +59,7 @@ class OnlineLoop:
             self.desk.ledger.event("stopped", str(stop))
             self._save()
             raise
-        if self.saved != self.progress.step:
-            self._save()
+        self._save()
 
     def _one_step(self, step: int, *, last: bool) -> None:
         began = time.perf_counter()
@@ -118,8 +121,7 @@ class OnlineLoop:
     def _publish(self, step: int, row: names.Metrics, looked: Evaluated | None) -> None:
         """An evaluation without a training step: only before the first."""
         assert looked is not None
-        self.desk.ledger.step(step, row, _eval_rows(looked), _eval_samples(looked))
-        self.desk.trackers.log(step, row)
+        self.desk.write(step, row, _eval_rows(looked), _eval_samples(looked))
         self._show(step, looked)
         self.parts.callbacks.evaluation(step, looked.evaluation)
 
@@ -134,11 +136,7 @@ class OnlineLoop:
             samples.extend(sample_rows(group, advantages=advantages))
         if looked is not None:
             groups.extend(_eval_rows(looked))
-        self.desk.ledger.step(step, taken.row, groups, samples)
-        self.desk.trackers.log(step, taken.row)
-        for trouble in self.desk.trackers.troubles():
-            self.desk.ledger.event("tracker", trouble)
-            self.desk.display.note(trouble)
+        self.desk.write(step, taken.row, groups, samples)
         self.desk.display.step(step, taken.row)
         if looked is not None:
             self._show(step, looked)
@@ -180,39 +178,14 @@ class OnlineLoop:
             )
 
     def _save(self) -> None:
-        """A checkpoint; one failure is survived, two in a row stop the run."""
-        if self.saved == self.progress.step:
+        if self.saver.saved == self.progress.step:
             return
-        began = time.perf_counter()
         self.progress.cursor = self.parts.data.stream.cursor()
         self.progress.budget = self.learner.packing.budget
         state = asdict(self.progress)
         if self.stepper.book is not None:
             state["history"] = self.stepper.history()
-        self.desk.ledger.sync()
-        try:
-            path = save(
-                self.desk.directory,
-                self.progress.step,
-                tensors(self.learner),
-                state,
-                keep=self.parts.recipe.run.keep,
-                identity=self.desk.identity,
-            )
-        except CheckpointError as error:
-            self.failed_saves += 1
-            self.desk.ledger.event("checkpoint_failed", str(error))
-            self.desk.display.note(str(error))
-            if self.failed_saves >= 2:
-                raise
-            return
-        self.failed_saves = 0
-        self.saved = self.progress.step
-        seconds = time.perf_counter() - began
-        self.desk.ledger.event(
-            "checkpoint", f"saved step {self.saved}", {"step": self.saved, "seconds": seconds}
-        )
-        self.parts.callbacks.checkpoint(self.saved, path)
+        self.saver.save(self.progress.step, tensors(self.learner), state)
 
 
 def _fates(taken: Taken) -> list[tuple[object, bool, bool]]:

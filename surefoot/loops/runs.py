@@ -7,6 +7,7 @@ Refuses to own training (`entry`) and the layout of the directory (`run/`).
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +18,11 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from surefoot.errors import CheckpointError, RunDirectoryError
 from surefoot.loops.assemble import Outside, Parts, assemble, outside
 from surefoot.loops.evaluate import evaluate as look
-from surefoot.loops.state import load_policy
-from surefoot.models import LoadedModel, export_directory, load_model
+from surefoot.loops.export import export_checkpoint
+from surefoot.loops.state import load_policy, needed_of
+from surefoot.models import LoadedModel, load_model
 from surefoot.recipe import Recipe, load
+from surefoot.recipe.references import grounded
 from surefoot.run.checkpoint import Loaded, load_latest, load_step
 from surefoot.run.directory import RunDirectory
 from surefoot.run.display import summary_table
@@ -119,9 +122,12 @@ class Run:
         parts = assemble(recipe, self._given, interrupt=_never, loaded=self._model())
         return EvalResult(str(self.path), _looked(parts, found.step, str(self.path)))
 
-    def export(self, dest: Path | str) -> Path:
-        """Write the policy as a Hugging Face directory; returns it."""
-        return export(self.path, dest)
+    def export(self, dest: Path | str, *, merge: bool = False) -> Path:
+        """Write the policy as a Hugging Face directory; returns it.
+
+        Under model.lora that is an adapter, or with `merge` a plain model.
+        """
+        return export(self.path, dest, merge=merge)
 
     def _model(self) -> LoadedModel:
         if self._loaded is None:
@@ -129,7 +135,7 @@ class Run:
             checkpoint = checkpoint_of(directory, None)
             recipe = saved_recipe(directory, given=self._given, reads_only_model=True)
             loaded = load_model(recipe, kept=directory.reference)
-            checkpoint.check_identity({"template": loaded.template.identity})
+            checkpoint.check_identity(needed_of(loaded))
             load_policy(loaded.model, checkpoint)
             self._loaded = loaded
         return self._loaded
@@ -144,25 +150,39 @@ def evaluate(
         parts = assemble(load(target, overrides), Outside(), interrupt=_never)
         return EvalResult(target, _looked(parts, 0, target))
     directory = existing(place)
+    if directory.path != place:
+        target = str(directory.path)
     found = checkpoint_of(directory, checkpoint)
     recipe = saved_recipe(directory, overrides)
     parts = assemble(recipe, Outside(), interrupt=_never, kept=directory.reference)
     return EvalResult(target, _looked(parts, found.step, target, found))
 
 
-def export(run: Path | str, dest: Path | str, checkpoint: int | None = None) -> Path:
-    """Write a run's policy as a plain Hugging Face directory: weights, tokenizer, template."""
+def export(
+    run: Path | str, dest: Path | str, checkpoint: int | None = None, *, merge: bool = False
+) -> Path:
+    """Write what a run trained as a plain Hugging Face directory: weights, tokenizer, template.
+
+    A reward model becomes a sequence classifier, everything else a causal language model; or under
+    model.lora, without `merge`, an adapter. Plain transformers must say what the run's model says.
+    """
     directory = existing(Path(run))
     found = checkpoint_of(directory, checkpoint)
     recipe = saved_recipe(directory, reads_only_model=True)
-    model = load_model(recipe, kept=directory.reference)
-    return export_directory(model, found.tensors("policy"), Path(dest))
+    return export_checkpoint(directory, found, recipe, Path(dest), merge=merge)
+
+
+def export_whole(run: Path | str, dest: Path | str, checkpoint: int) -> Path:
+    """Likewise, an adapter always merged: what a later stage starts from."""
+    recipe = saved_recipe(existing(Path(run)), reads_only_model=True)
+    return export(run, dest, checkpoint, merge=recipe.model.lora is not None)
 
 
 def _looked(parts: Parts, step: int, target: str, found: Loaded | None = None) -> Evaluation:
     """Evaluate with the weights in memory, or with those of the checkpoint `found`."""
     try:
         if found is not None:
+            found.check_identity(needed_of(parts.loaded))
             load_policy(parts.loaded.model, found)
         if not parts.data.eval_prompts:
             raise RunDirectoryError(
@@ -179,11 +199,31 @@ def _never() -> None:
 
 
 def existing(path: Path) -> RunDirectory:
-    """The run directory at `path`; RunDirectoryError if it is none."""
+    """The run directory at `path`, of a chain that of its last complete stage.
+
+    RunDirectoryError if there is none.
+    """
     directory = RunDirectory(path)
+    if directory.is_chain:
+        return _last_complete(directory)
     if not directory.recipe.is_file():
         raise RunDirectoryError(f"{path} is no run directory: it holds no recipe.yaml")
     return directory
+
+
+def _last_complete(chain: RunDirectory) -> RunDirectory:
+    begun = [RunDirectory(path) for path in chain.stage_paths()]
+    complete = [stage for stage in begun if stage.model.is_dir()]
+    if not complete:
+        names = ", ".join(str(stage.path) for stage in begun) or "none was begun"
+        raise RunDirectoryError(
+            f"{chain.path} is a chain of stages, and none is complete; name one of them ({names})"
+        )
+    sys.stderr.write(
+        f"surefoot: {chain.path} is a chain of stages; this is its last complete one, "
+        f"{complete[-1].path.name}\n"
+    )
+    return complete[-1]
 
 
 def saved_recipe(
@@ -198,12 +238,13 @@ def saved_recipe(
     given = Outside() if given is None else given
     if not reads_only_model:
         _check_given(directory, facts, given)
-    return load(
+    recipe = load(
         directory.recipe,
         overrides,
         base_dir=directory.path / str(facts["base_dir"]),
         outside=("data", "reward") if reads_only_model else given.sections,
     )
+    return grounded(recipe, directory.path)
 
 
 def _facts(directory: RunDirectory) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from surefoot.errors import StoppedOnFinding
 from surefoot.learner.batch import Batch
 from surefoot.loops.keep import raw_scores, unscorable
+from surefoot.loops.places import Steps
 from surefoot.methods import Method, is_group_relative, min_group
 from surefoot.objective import shaping
 from surefoot.records import Group, Score, StopReason
@@ -45,6 +46,9 @@ class Standing:
     part_PGK: Tensor
     """Raw values of the reward's parts; NaN where a part does not apply."""
     weight_K: tuple[float, ...]
+    steps: Steps | None = None
+    """Process rewards of the completions that are present, whose sum is in `reward_PG`; None
+    where no reward pays any."""
 
 
 @dataclass(frozen=True)
@@ -59,16 +63,22 @@ class Made:
 
 
 def stand(
-    row: Method, batch: Batch, *, max_new_tokens: int, weights: Mapping[str, float]
+    row: Method,
+    batch: Batch,
+    *,
+    max_new_tokens: int,
+    weights: Mapping[str, float],
+    steps: Steps | None = None,
 ) -> Standing:
     """Apply the rules for missing and truncated completions (laws 5 and 9), then the shaping.
 
-    `weights` are those of the reward's parts, by name.
+    `weights` are those of the reward's parts, by name. A floor for truncated completions takes the
+    place of their process rewards too.
     """
     score_PG, scored_PG = raw_scores(batch.groups)
     stop_PG = [[c.stop for c in g.completions] for g in batch.groups]
     scored_PG = scored_PG & torch.tensor([[s is not StopReason.ERROR for s in r] for r in stop_PG])
-    truncated_PG = torch.tensor([[s is StopReason.LENGTH for s in r] for r in stop_PG])
+    truncated_PG = cut_off(batch).reshape(score_PG.shape)
     length_PG = torch.tensor([[len(c.ids) for c in g.completions] for g in batch.groups])
     bad_P = torch.tensor([unscorable(g) for g in batch.groups])
     few_P = scored_PG.sum(1) < min_group(row)
@@ -86,6 +96,9 @@ def stand(
     least = 2 if is_group_relative(row) else 1
     left_P = present_PG.sum(1) >= least
     present_PG = present_PG & left_P[:, None]
+    if steps is not None:
+        paid_PG = present_PG & ~truncated_PG if row.truncated.kind == "floor" else present_PG
+        steps = steps.only(paid_PG.reshape(-1))
     return Standing(
         score_PG,
         scored_PG,
@@ -95,11 +108,40 @@ def stand(
         greedy_P,
         _parts(batch.groups, list(weights)),
         tuple(weights.values()),
+        steps,
     )
 
 
+def cut_off(batch: Batch) -> Tensor:
+    """Completions that the cap ended, [B]."""
+    stops = [c.stop is StopReason.LENGTH for group in batch.groups for c in group.completions]
+    return torch.tensor(stops)
+
+
+def last_of(reward_PG: Tensor, steps: Steps | None) -> Tensor:
+    """What of the rewards is no step, and is paid at the last token, [P, G].
+
+    A remainder of the steps' rounding is nothing.
+    """
+    if steps is None:
+        return reward_PG
+    left_PG = reward_PG - steps.total_B.reshape(reward_PG.shape)
+    size_PG = steps.reward_BS.abs().sum(1).reshape(reward_PG.shape)
+    return torch.where(left_PG.abs() <= 1e-12 * size_PG, 0.0, left_PG)
+
+
 def check_rewards(row: Method, batch: Batch, standing: Standing) -> None:
-    """Stop where a row cannot work with a reward: `group_mean` divides by the mean of a group."""
+    """Stop where a row cannot work with a reward.
+
+    `group_mean` divides by the mean of a group, and a scale by group or batch would have to scale
+    each step as well where steps are paid token by token.
+    """
+    by_token = standing.steps is not None and row.credit.kind == "reward_to_go"
+    if by_token and row.scale.kind != "none":
+        raise StoppedOnFinding(
+            f"a reward pays single steps, and method.scale {row.scale.kind} ({row.name}) divides "
+            "one number per completion; set method.scale to none, or method.credit to process"
+        )
     bad_PG = standing.present_PG & (standing.reward_PG < 0)
     if row.scale.kind != "group_mean" or not bool(bad_PG.any()):
         return

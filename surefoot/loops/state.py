@@ -6,7 +6,7 @@ Refuses to own the file protocol (`run/checkpoint`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,8 +14,13 @@ import torch
 
 from surefoot.data import Stream
 from surefoot.errors import CheckpointError
+from surefoot.learner.critic import Critic
 from surefoot.learner.update import Learner
+from surefoot.models import LoadedModel
 from surefoot.run.checkpoint import Loaded
+
+BENEATH = "what the adapter lies over"
+"""In a checkpoint's identity: `LoadedModel.beneath`."""
 
 
 @dataclass
@@ -51,36 +56,72 @@ class Progress:
 
 
 def tensors(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
-    """The tensors of a checkpoint, by file: the policy and the optimizer's moments."""
-    policy = {
-        name: parameter.detach()
-        for name, parameter in learner.scorer.model.named_parameters()
-        if parameter.requires_grad
-    }
-    out = {"policy": policy}
+    """The tensors of a checkpoint, by file: policy, critic if there is one, and their moments.
+
+    Of each the weights that are trained: an adapter without its base, and of a critic that shares
+    the policy's trunk the head.
+    """
+    out = {"policy": trained_weights(learner.scorer.model)}
     moments = learner.optimizer.state()
     if moments:
         out["optimizer"] = moments
     if learner.critic is not None:
-        out["critic"] = {n: p.detach() for n, p in learner.critic.model.named_parameters()}
+        out["critic"] = trained_weights(learner.critic.model)
         moments = learner.critic.optimizer.state()
         if moments:
             out["critic_optimizer"] = moments
     return out
 
 
-def restore(loaded: Loaded, learner: Learner, stream: Stream) -> Progress:
-    """Put a verified checkpoint back into a freshly assembled learner and stream."""
+def needed_of(model: LoadedModel) -> dict[str, str]:
+    """As much of `identity_of` as reading weights needs: whole weights replace those of any base,
+    and an adapter says nothing without its own."""
+    own = identity_of(model)
+    return {name: own[name] for name in ("template", BENEATH) if name in own}
+
+
+def identity_of(model: LoadedModel) -> dict[str, str]:
+    """What a checkpoint says of the model that it belongs to."""
+    own = {"model": model.hash, "template": model.template.identity}
+    return own if model.beneath is None else {**own, BENEATH: model.beneath}
+
+
+def trained_weights(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What training moves of a module, by name."""
+    return {n: p.detach() for n, p in module.named_parameters() if p.requires_grad}
+
+
+def restore(
+    loaded: Loaded,
+    learner: Learner,
+    stream: Stream,
+    *,
+    make_critic: Callable[[], Critic] | None = None,
+) -> Progress:
+    """Put a verified checkpoint back into a freshly assembled learner and stream.
+
+    `make_critic` belongs to a row that trains without a critic at first: the learner then has one
+    afterwards iff the checkpoint has. Without it, a checkpoint that lacks the critic is refused.
+    """
     load_policy(learner.scorer.model, loaded)
+    if make_critic is not None:
+        _match_critic(loaded, learner, make_critic)
     if learner.critic is not None:
         load_weights(learner.critic.model, loaded, "critic")
         if "critic_optimizer" in loaded.names:
             learner.critic.optimizer.restore(loaded.tensors("critic_optimizer"))
     if "optimizer" in loaded.names:
         learner.optimizer.restore(loaded.tensors("optimizer"))
-    progress = _progress(loaded.state, str(loaded.path))
+    progress = progress_of(loaded)
     stream.restore(progress.cursor)
     return progress
+
+
+def _match_critic(loaded: Loaded, learner: Learner, make_critic: Callable[[], Critic]) -> None:
+    if "critic" not in loaded.names:
+        learner.critic = learner.scorer.value_head = None
+    elif learner.critic is None:
+        learner.critic = make_critic()
 
 
 def load_policy(model: torch.nn.Module, loaded: Loaded) -> None:
@@ -95,7 +136,7 @@ def load_weights(model: torch.nn.Module, loaded: Loaded, part: str) -> None:
             f"{loaded.path}: holds no {part}; this is another method's checkpoint"
         )
     weights = loaded.tensors(part)
-    parameters = dict(model.named_parameters())
+    parameters = trained_weights(model)
     odd = sorted(set(weights) ^ set(parameters))
     if odd:
         raise CheckpointError(
@@ -110,6 +151,11 @@ def load_weights(model: torch.nn.Module, loaded: Loaded, part: str) -> None:
                     f"model's has {tuple(parameter.shape)}"
                 )
             parameter.copy_(weights[name])
+
+
+def progress_of(loaded: Loaded) -> Progress:
+    """The counters of a checkpoint."""
+    return _progress(loaded.state, str(loaded.path))
 
 
 def _progress(state: Mapping[str, Any], where: str) -> Progress:

@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from surefoot.learner.batch import Batch, Plan, make_batch
@@ -20,36 +19,21 @@ from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
 from surefoot.loops.control import adapts, next_coef, with_coef
 from surefoot.loops.credit import Credit, assign, kl_in_reward, needs_facts
+from surefoot.loops.critics import make_critic
+from surefoot.loops.desk import Desk
+from surefoot.loops.health import critic_metrics
 from surefoot.loops.history import HistoryBook, Rewards
 from surefoot.loops.keep import Gathered, gather, solved_counts, unscorable_reason
+from surefoot.loops.places import place_steps
+from surefoot.loops.process import out_of_memory
 from surefoot.loops.signals import Stopper
-from surefoot.loops.standing import Standing, check_rewards, stand
+from surefoot.loops.standing import Standing, check_rewards, cut_off, stand
 from surefoot.loops.state import Progress
-from surefoot.loops.warmup import on_returns, still_warming, warm
-from surefoot.methods import Gae, History
-from surefoot.run.directory import RunDirectory
-from surefoot.run.display import Display
-from surefoot.run.ledger import Ledger
-from surefoot.run.trackers import Trackers
+from surefoot.loops.warmup import active, on_returns, still_warming, warm
+from surefoot.methods import Gae, History, Method, MethodWarmup
 
 NONFINITE_LIMIT = 3
 """Optimizer steps in a row that may be refused before the run stops."""
-
-
-@dataclass
-class Desk:
-    """Where a run writes: its directory, ledger, trackers and the terminal."""
-
-    directory: RunDirectory
-    ledger: Ledger
-    trackers: Trackers
-    display: Display
-    identity: dict[str, str]
-
-    def tell(self, kind: str, text: str, facts: dict[str, Any] | None = None) -> None:
-        """An event that people should see while the run goes."""
-        self.ledger.event(kind, text, facts)
-        self.display.note(text)
 
 
 @dataclass(frozen=True)
@@ -94,10 +78,15 @@ class Stepper:
         books = {"rewards": self.book, "plain": self.plain}
         return {name: book.to_state() for name, book in books.items() if book is not None}
 
+    def _row(self, progress: Progress) -> Method:
+        """The row that trains now, with the KL coefficient that holds now."""
+        row = active(self.parts.row, progress)
+        return with_coef(row, progress.kl_coef) if row is self.parts.row else row
+
     def take(self, step: int, progress: Progress) -> Taken:
         """One step as data. Interruptions may come until the update begins, not later."""
         parts = self.parts
-        row = self.row = self.learner.row = with_coef(parts.row, progress.kl_coef)
+        row = self.row = self.learner.row = self._row(progress)
         began = time.perf_counter()
         parts.engine.load(parts.loaded.model, version=step - 1)
         synced = time.perf_counter()
@@ -128,7 +117,13 @@ class Stepper:
         if gathered.groups:
             batch = make_batch(gathered.groups)
             limit = parts.recipe.rollout.max_new_tokens
-            standing = stand(row, batch, max_new_tokens=limit, weights=self.weights)
+            standing = stand(
+                row,
+                batch,
+                max_new_tokens=limit,
+                weights=self.weights,
+                steps=place_steps(batch, parts.loaded.template.tokenizer),
+            )
             check_rewards(row, batch, standing)
             credit = self._learn(step, batch, standing, progress, out)
             taken = Taken(gathered, standing, credit, out)
@@ -150,7 +145,7 @@ class Stepper:
                 )
                 break
             except (MemoryError, RuntimeError) as error:
-                if not _out_of_memory(error) or self.learner.applied or not self.learner.halve():
+                if not out_of_memory(error) or self.learner.applied or not self.learner.halve():
                     raise
                 self.learner.clear()
                 progress.budget = self.learner.packing.budget
@@ -162,20 +157,32 @@ class Stepper:
         out.update(names.credit_metrics(standing, credit))
         out.update(names.update_metrics(batch, standing, facts, report, self.row))
         if facts.value_BT is not None:
-            out.update(names.critic_metrics(batch, standing, credit, facts, report))
-        if warming:
-            out["critic/warmup_steps"] = progress.warmed + 1
-            told = warm(self.row, progress, out.get("critic/explained_variance"))
-            if told is not None:
-                self.desk.tell("warmup", told)
-        if step == 1:
+            seed = self.parts.recipe.run.seed
+            out.update(critic_metrics(batch, standing, credit, facts, report, seed=seed, step=step))
+        warmup = self.parts.row.warmup
+        if step == 1 + (progress.warmed if isinstance(warmup, MethodWarmup) else 0):
             self._warn_of_short_ones(batch, standing)
+        if warmup.kind != "none" and not progress.warm:
+            self._warm_up(progress, out)
         if adapts(self.row):
             out["kl/coef"] = self.row.kl.coef
             progress.kl_coef = next_coef(self.row, batch, standing, facts, report)
         _count_signal(progress, out, found=credit.signal_found)
         self._count_nonfinite(step, batch, report, progress)
         return credit
+
+    def _warm_up(self, progress: Progress, out: names.Metrics) -> None:
+        """Count a step of the warm-up; after one with another row the policy gets its critic."""
+        row = self.parts.row
+        out["warmup_steps"] = progress.warmed + 1
+        told = warm(row, progress, out.get("critic/explained_variance"))
+        if told is None:
+            return
+        self.desk.tell("warmup", told)
+        if self.learner.critic is None:
+            self.learner.critic = make_critic(
+                self.parts.recipe, row, self.parts.loaded, self.learner.scorer
+            )
 
     def _score_and_update(
         self, step: int, batch: Batch, standing: Standing, out: names.Metrics, *, warming: bool
@@ -190,6 +197,9 @@ class Stepper:
             # KL in the reward or values: the advantages need every present completion scored first.
             plan = learner.plan(batch, standing.present_PG.reshape(-1), step=step)
             facts = self._facts(batch, plan, charged=kl_in_reward(row))
+            if isinstance(row.credit, Gae) and row.credit.bootstrap_truncated:
+                cut_B = cut_off(batch) & standing.present_PG.reshape(-1)
+                facts = replace(facts, bootstrap_B=learner.bootstrap(batch, cut_B))
             credit = assign(row, batch, standing, facts, book=self.book, plain=self.plain)
             plan = plan.only(credit.forwarded_B)
         else:
@@ -302,10 +312,3 @@ def _told(batch: Batch, reward_PG: Tensor, present_PG: Tensor) -> list[Rewards]:
 def _count_signal(progress: Progress, out: names.Metrics, *, found: bool) -> None:
     progress.silent = 0 if found else progress.silent + 1
     out["steps_without_signal"] = progress.silent
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
-    )

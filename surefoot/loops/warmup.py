@@ -1,7 +1,7 @@
-"""Warming the critic: it learns the returns of a policy that stays what it is.
+"""Warming up: steps before the row itself trains, with the critic alone or with another row.
 
-Owns when the warm-up of a row is over, and what the critic regresses on meanwhile.
-Refuses to own the training of the critic (`learner/critic`).
+Owns which row trains a step, what the critic regresses on meanwhile, and when the warm-up is over.
+Refuses to own the training of the critic (`learner/critic`), and how it is made (`critics`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,22 @@ import dataclasses
 import math
 
 from surefoot.loops.state import Progress
-from surefoot.methods import Gae, Method, ValueWarmup
+from surefoot.methods import Gae, Method, MethodWarmup, ValueWarmup, warming_row
+
+
+def active(row: Method, progress: Progress) -> Method:
+    """The row that trains the next step: that of a method warm-up until it is over."""
+    first = None if progress.warm else warming_row(row)
+    return row if first is None else first
+
+
+def holds_critic(row: Method, progress: Progress) -> bool:
+    """Whether there is a critic by now: after a method warm-up the policy initialises it."""
+    return active(row, progress).critic.kind != "none"
 
 
 def still_warming(row: Method, progress: Progress) -> bool:
+    """Whether the critic trains alone, under a policy that stays what it is."""
     return isinstance(row.warmup, ValueWarmup) and not progress.warm
 
 
@@ -24,14 +36,29 @@ def on_returns(row: Method) -> Method:
 
 
 def warm(row: Method, progress: Progress, explained: object) -> str | None:
-    """Count a step; over when the explained variance has been flat for a window, or at the bound.
+    """Count a step of the warm-up of `row`; what to say when it is over, else None.
 
-    Returns what to say when it is over. A step whose returns are all equal explains nothing, and
-    is left out of the trail.
+    A value warm-up is over when the explained variance has been flat for a window, or at the bound.
+    A step whose returns are all equal explains nothing, and is left out of the trail.
     """
-    rule = row.warmup
-    assert isinstance(rule, ValueWarmup)
     progress.warmed += 1
+    if isinstance(row.warmup, MethodWarmup):
+        return _method(row.warmup, row.name, progress)
+    assert isinstance(row.warmup, ValueWarmup)
+    return _value(row.warmup, progress, explained)
+
+
+def _method(rule: MethodWarmup, name: str, progress: Progress) -> str | None:
+    if progress.warmed < rule.max_steps:
+        return None
+    progress.warm = True
+    return (
+        f"{rule.method} has warmed the policy for {progress.warmed} steps; from here on {name} "
+        "trains it, with a critic that starts from its layers"
+    )
+
+
+def _value(rule: ValueWarmup, progress: Progress, explained: object) -> str | None:
     if isinstance(explained, float) and math.isfinite(explained):
         progress.warm_trail = [*progress.warm_trail, explained][-rule.window :]
     trail = progress.warm_trail

@@ -7,7 +7,7 @@ Refuses to own what the values compute (`objective/`) and how a run is described
 from surefoot.methods.built import BUILT, check_built
 from surefoot.methods.choices import FAMILIES, Family
 from surefoot.methods.coerce import as_mapping, describe, with_fields
-from surefoot.methods.registry import base, get, resolve, rows
+from surefoot.methods.registry import base, get, online_rows, resolve, rows
 from surefoot.methods.signal import (
     KL,
     BatchMean,
@@ -72,6 +72,7 @@ from surefoot.methods.update import (
     ValueWarmup,
     Weight,
 )
+from surefoot.methods.warming import warming_row
 
 __all__ = [
     "BUILT",
@@ -140,7 +141,9 @@ __all__ = [
     "get",
     "is_group_relative",
     "min_group",
+    "online_rows",
     "resolve",
     "rows",
+    "warming_row",
     "with_fields",
 ]

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surefoot.errors import NotBuiltError
-from surefoot.methods.types import Method, Row
+from surefoot.methods.types import Method, Preference, Row
 
 BUILT: Mapping[str, frozenset[str | bool]] = {
     "greedy_sample": frozenset({False, True}),
@@ -27,8 +27,8 @@ BUILT: Mapping[str, frozenset[str | bool]] = {
     "baseline.center": frozenset({"mean", "median"}),
     "scale": frozenset({"none", "group_std", "group_mean", "batch_std", "use"}),
     "scale.per_part": frozenset({False, True}),
-    "credit": frozenset({"broadcast", "reward_to_go", "gae"}),
-    "credit.bootstrap_truncated": frozenset({False}),
+    "credit": frozenset({"broadcast", "reward_to_go", "process", "gae"}),
+    "credit.bootstrap_truncated": frozenset({False, True}),
     "whiten": frozenset({"none", "token", "sequence"}),
     "ratio": frozenset({"none", "token", "sequence", "sequence_token", "geometric"}),
     "ratio.to": frozenset({"old", "sampler"}),
@@ -37,11 +37,13 @@ BUILT: Mapping[str, frozenset[str | bool]] = {
     "reduce": frozenset({"token_mean", "sequence_mean", "sequence_sum", "constant", "prompt_mean"}),
     "terms": frozenset({"entropy", "positive_nll", "stale_mask"}),
     "critic": frozenset({"none", "critic"}),
-    "warmup": frozenset({"none", "value"}),
+    "warmup": frozenset({"none", "value", "method"}),
 }
 """Dotted field -> the kinds (or plain values) whose functions exist."""
 
-ROW_TYPES_BUILT: frozenset[str] = frozenset({"method"})
+ROW_TYPES_BUILT: frozenset[str] = frozenset({"method", "preference", "supervised"})
+WEIGHTS_BUILT: frozenset[str] = frozenset({"none"})
+"""Of a preference row's `weight`."""
 
 
 def check_built(row: Row) -> None:
@@ -52,7 +54,13 @@ def check_built(row: Row) -> None:
             f"method: {row.name} is a {kind} row, and this version does not have the "
             f"{kind} loop yet; built: {', '.join(sorted(ROW_TYPES_BUILT))} rows"
         )
-    assert isinstance(row, Method)
+    if isinstance(row, Preference) and row.weight not in WEIGHTS_BUILT:
+        raise NotBuiltError(
+            f"method.weight: {row.weight} is not built yet in this version; built: "
+            f"{', '.join(sorted(WEIGHTS_BUILT))}"
+        )
+    if not isinstance(row, Method):
+        return
     for key, words in BUILT.items():
         for word in _words(row, key):
             if word not in words:

@@ -15,10 +15,13 @@ from surefoot.errors import RecipeError
 from surefoot.methods.checks import did_you_mean
 from surefoot.methods.coerce import as_mapping, with_fields
 from surefoot.methods.custom import attribute, load_module
+from surefoot.methods.preference_rows import PREFERENCE_ROWS, SUPERVISED_ROWS
 from surefoot.methods.table import ROWS
 from surefoot.methods.types import Method, Preference, Row, Supervised
 
-_BY_NAME: Mapping[str, Row] = MappingProxyType({row.name: row for row in ROWS})
+_BY_NAME: Mapping[str, Row] = MappingProxyType(
+    {row.name: row for row in (*ROWS, *PREFERENCE_ROWS, *SUPERVISED_ROWS)}
+)
 _TYPES: Mapping[str, type[Row]] = {
     "method": Method,
     "preference": Preference,
@@ -29,6 +32,11 @@ _TYPES: Mapping[str, type[Row]] = {
 def rows() -> Mapping[str, Row]:
     """Every built-in row by name, in the order of the table."""
     return _BY_NAME
+
+
+def online_rows() -> Mapping[str, Method]:
+    """Every built-in row of a method that samples completions."""
+    return {name: row for name, row in _BY_NAME.items() if isinstance(row, Method)}
 
 
 def get(name: str) -> Row:

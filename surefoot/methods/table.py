@@ -31,6 +31,7 @@ from surefoot.methods.update import (
     Critic,
     Divergence,
     Gae,
+    MethodWarmup,
     PositiveNLL,
     Ratio,
     RewardToGo,
@@ -151,6 +152,19 @@ VAPO = replace(
 )
 """PPO with seven repairs for long answers and a verifier's reward (arXiv 2504.05118)."""
 
+PPO_WARM = replace(PPO, name="ppo_warm", warmup=MethodWarmup())
+"""PPO from the policy that a few steps of GRPO leave, which the critic starts from as well."""
+
+GRPO_CRITIC = replace(
+    PPO,
+    name="grpo_critic",
+    kl=GRPO.kl,
+    baseline=GroupMean(),
+    scale=GroupStd(),
+    credit=Gae(group_weight=0.5),
+)
+"""Half the advantage of GRPO, half that of PPO; at weight 1 the one, at 0 the other."""
+
 _GROUP = Method(name="group", baseline=GroupMean(), ratio=Ratio("token"), gate=Clip())
 
 DR_GRPO = replace(_GROUP, name="dr_grpo", reduce=Constant())
@@ -218,5 +232,7 @@ ROWS: tuple[Row, ...] = (
     GMPO,
     DPPO,
     PPO,
+    PPO_WARM,
+    GRPO_CRITIC,
     VAPO,
 )

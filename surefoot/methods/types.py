@@ -148,7 +148,7 @@ def _check_signal(row: Method) -> None:
         "length compares the completions of a group with each other, and the greedy one is not "
         "among them; set group_size to 2 or more and another baseline, or leave length out",
     )
-    if row.scale.kind == "group_std" and row.scale.per_part:
+    if _parted(row):
         _check_per_part(row)
     if row.scale.kind == "group_mean":
         floor = row.truncated.value if isinstance(row.truncated, s.TruncatedFloor) else 0.0
@@ -204,12 +204,12 @@ def _check_credit(row: Method) -> None:
         f"{row.warmup.kind} waits for a critic, and this row has none; set warmup to none",
     )
     if isinstance(row.credit, u.Gae):
-        mixed = row.credit.group_weight > 0
+        mixed = row.credit.group_weight is not None
         need(
             mixed or (row.baseline.kind == "none" and row.scale.kind == "none"),
             "baseline",
-            "gae without group_weight reads neither baseline nor scale; set both to none, or "
-            "credit.group_weight above 0",
+            "gae without group_weight reads neither baseline nor scale; set both to none, or give "
+            "credit.group_weight a share",
         )
         need(
             not mixed or is_group_relative(row),
@@ -217,6 +217,40 @@ def _check_credit(row: Method) -> None:
             "mixes in the group's part, so the baseline must be the group; set baseline to "
             "group or leave_one_out",
         )
+        need(
+            not row.credit.bootstrap_truncated or row.truncated.kind == "score",
+            "credit.bootstrap_truncated",
+            f"lets a completion that was cut off go on, but truncated {row.truncated.kind} says "
+            "that it is over; set truncated to score, or leave bootstrap_truncated out",
+        )
+    if row.credit.kind == "process":
+        _check_process(row)
+
+
+def _check_process(row: Method) -> None:
+    """The paper's form alone: all steps of a group centred, and scaled, together."""
+    need(
+        row.baseline.kind == "group",
+        "baseline",
+        "credit process compares the steps of a group with each other, which baseline "
+        f"{row.baseline.kind} does not; set baseline to group",
+    )
+    plain = row.scale.kind == "none" or (isinstance(row.scale, s.GroupStd) and not _parted(row))
+    need(
+        plain,
+        "scale",
+        "credit process scales by the spread of the group's steps or not at all; set scale to "
+        "group_std (without per_part) or none",
+    )
+    need(
+        row.kl.place != "reward_sequence",
+        "kl.place",
+        "reward_sequence charges a completion, and credit process pays steps; set kl.place to loss",
+    )
+
+
+def _parted(row: Method) -> bool:
+    return isinstance(row.scale, s.GroupStd) and row.scale.per_part
 
 
 def _check_loss(row: Method) -> None:
@@ -311,6 +345,28 @@ class Preference:
             self.data == "pairs" or single,
             "data",
             f"labels need a link for single answers (kto or bco), not {self.link}",
+        )
+        need(
+            self.margin == 0 or self.link in ("sigmoid", "hinge", "square"),
+            "margin",
+            f"link {self.link} does not compare the two rewards, so nothing reads it; set margin "
+            "to 0",
+        )
+        pairs = self.data == "pairs"
+        need(
+            not pairs or self.link != "kto",
+            "link",
+            "kto judges single answers; set data to labels",
+        )
+        need(
+            pairs or (self.smoothing == 0 and self.nll == 0 and self.weight == "none"),
+            "data",
+            "labels read no smoothing, nll or weight; leave them out",
+        )
+        need(
+            not pairs or (self.desirable == 1 and self.undesirable == 1),
+            "desirable",
+            "desirable and undesirable weigh single labels; set data to labels, or leave them at 1",
         )
         need(
             not self.unbias or self.smoothing > 0,

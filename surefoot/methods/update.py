@@ -46,7 +46,8 @@ class Gae:
 
     `critic_lam` is the critic's own lambda (None = `lam`; VC-PPO, arXiv 2503.01491).
     `length_alpha` makes lambda 1 - 1/(alpha l), kept within [0, 1] (VAPO, arXiv 2504.05118).
-    `group_weight` w mixes w times the group part with 1 - w times this one.
+    `bootstrap_truncated`: a completion that the cap cut off ends with the critic's value, not 0.
+    `group_weight` w mixes w times the group part with 1 - w times this one (None: no group part).
     """
 
     kind: ClassVar[str] = "gae"
@@ -55,12 +56,13 @@ class Gae:
     critic_lam: float | None = None
     length_alpha: float | None = None
     bootstrap_truncated: bool = False
-    group_weight: float = 0.0
+    group_weight: float | None = None
 
     def __post_init__(self) -> None:
         within("credit.gamma", self.gamma, 0.0, 1.0)
         within("credit.lam", self.lam, 0.0, 1.0)
-        within("credit.group_weight", self.group_weight, 0.0, 1.0)
+        if self.group_weight is not None:
+            within("credit.group_weight", self.group_weight, 0.0, 1.0)
         if self.critic_lam is not None:
             within("credit.critic_lam", self.critic_lam, 0.0, 1.0)
         if self.length_alpha is not None:
@@ -361,11 +363,15 @@ class ValueWarmup:
 
 @dataclass(frozen=True)
 class MethodWarmup:
-    """Train with another row first, while the critic learns, for at most `max_steps` steps."""
+    """Train `max_steps` steps with a row without a critic; its policy then initialises both.
+
+    Group size, epochs, minibatches and what the reward is made of stay those of the row itself;
+    a row without any KL has none here either.
+    """
 
     kind: ClassVar[str] = "method"
     method: str = "grpo"
-    max_steps: int = 50
+    max_steps: int = 10
 
     def __post_init__(self) -> None:
         at_least("warmup.max_steps", self.max_steps, 1)

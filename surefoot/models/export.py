@@ -1,6 +1,7 @@
 """A plain Hugging Face directory from trained weights.
 
-Owns what such a directory holds: weights, config, generation config, tokenizer, chat template.
+Owns what such a directory holds: weights (or an adapter), config, generation config, tokenizer,
+chat template; and that it appears whole or not at all.
 Refuses to own checkpoints; a resume folder and a model folder are different things.
 """
 
@@ -8,52 +9,143 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from surefoot.errors import ModelError
+from surefoot.models import adapter, lora
 from surefoot.models.load import LoadedModel
+
+Finish = Callable[[Path], None]
+"""Called with the directory before it appears; what it raises leaves nothing behind."""
 
 
 def export_directory(
-    loaded: LoadedModel, weights: Mapping[str, torch.Tensor], destination: Path
+    loaded: LoadedModel,
+    weights: Mapping[str, torch.Tensor],
+    destination: Path,
+    *,
+    finish: Finish | None = None,
 ) -> Path:
-    """Write `weights` (by parameter name) as a model directory that plain transformers loads.
+    """Write trained `weights` (by parameter name) as a directory that plain transformers loads.
 
-    The directory appears whole or not at all; an existing non-empty one is refused.
+    An adapter is added to the weights of its model. An existing non-empty directory is refused.
     """
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
-        raise ModelError(f"export: {destination} exists and is not empty; name a new directory")
-    parameters = dict(loaded.model.named_parameters())
+    check_destination(destination)
+    put_weights(loaded.model, weights)
+    with appearing(destination) as folder:
+        _save(_plain(loaded.model), loaded, folder)
+        if finish is not None:
+            finish(folder)
+    return destination
+
+
+def export_adapter(
+    loaded: LoadedModel,
+    weights: Mapping[str, torch.Tensor],
+    destination: Path,
+    *,
+    base: str,
+    revision: str | None,
+    finish: Finish | None = None,
+) -> Path:
+    """Write an adapter's trained `weights` as a directory that plain PEFT loads over `base`."""
+    check_destination(destination)
+    put_weights(loaded.model, weights)
+    with appearing(destination) as folder:
+        configs: Any = loaded.model.peft_config
+        adapter.write(
+            folder,
+            configs[lora.NAME],
+            lora.adapter_weights(loaded.model),
+            base=base,
+            revision=revision,
+        )
+        loaded.template.tokenizer.save_pretrained(folder)
+        if finish is not None:
+            finish(folder)
+    return destination
+
+
+@torch.no_grad()
+def put_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
+    """Copy trained weights into a model: all that training moves, and no other."""
+    parameters = lora.adapter_weights(model) or dict(model.named_parameters())
     if set(parameters) != set(weights):
         odd = sorted(set(parameters) ^ set(weights))[0]
         raise ModelError(f"export: the checkpoint and the model differ in parameter {odd}")
-    with torch.no_grad():
-        for name, parameter in parameters.items():
-            parameter.copy_(weights[name])
-    return save_directory(loaded, destination)
+    for name, parameter in parameters.items():
+        parameter.copy_(weights[name])
+
+
+def check_destination(destination: Path) -> None:
+    """Refuse a place that holds something already."""
+    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+        raise ModelError(f"export: {destination} exists and is not empty; name a new directory")
 
 
 def save_directory(loaded: LoadedModel, destination: Path) -> Path:
-    """Write the model as it is in memory, whole or not at all; the model itself is not changed."""
-    generation = loaded.model.generation_config
-    ends = None if generation is None else generation.eos_token_id
+    """Write the model as it was passed, an adapter left out; the model itself is not changed."""
+    model = lora.base_copy(loaded.model) if lora.has_adapter(loaded.model) else loaded.model
+    with appearing(destination) as folder:
+        _save(model, loaded, folder)
+    return destination
+
+
+@contextmanager
+def appearing(destination: Path) -> Iterator[Path]:
+    """A folder to write in, which becomes `destination` at the end, in the place of an empty one.
+
+    After an error nothing is left of it.
+    """
     destination.parent.mkdir(parents=True, exist_ok=True)
     staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     try:
-        if generation is not None:
-            generation.eos_token_id = list(loaded.stop_ids)
-        loaded.model.save_pretrained(staging)
-        loaded.template.tokenizer.save_pretrained(staging)
+        yield staging
         # mkdtemp makes a private folder; a model directory is as readable as its files.
         staging.chmod(0o755)
         if destination.exists():
             destination.rmdir()
         staging.rename(destination)
     finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def save_whole(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    destination: Path,
+    *,
+    finish: Finish | None = None,
+) -> Path:
+    """Write a model and its tokenizer."""
+    with appearing(destination) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if finish is not None:
+            finish(folder)
+    return destination
+
+
+def _plain(model: PreTrainedModel) -> PreTrainedModel:
+    return lora.merged_copy(model, dtype=model.dtype) if lora.has_adapter(model) else model
+
+
+def _save(model: PreTrainedModel, loaded: LoadedModel, folder: Path) -> None:
+    """With every stop id in the generation config, which is put back afterwards."""
+    generation = model.generation_config
+    ends = None if generation is None else generation.eos_token_id
+    try:
+        if generation is not None:
+            generation.eos_token_id = list(loaded.stop_ids)
+        model.save_pretrained(folder)
+        loaded.template.tokenizer.save_pretrained(folder)
+    finally:
         if generation is not None:
             generation.eos_token_id = ends
-        shutil.rmtree(staging, ignore_errors=True)
-    return destination

@@ -12,7 +12,8 @@ from pathlib import Path
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from surefoot.errors import ModelError
-from surefoot.models.load import DTYPES, OBJECT, LoadedModel, context_of, wrap_model
+from surefoot.models.load import DTYPES, OBJECT, LoadedModel, as_asked, context_of, wrap_model
+from surefoot.models.lora import has_adapter
 from surefoot.models.template import PromptTemplate
 from surefoot.recipe import Recipe
 
@@ -32,6 +33,11 @@ def given_model(model: object, tokenizer: PreTrainedTokenizerBase | None) -> Giv
         raise ModelError(
             f"model: is a {type(model).__name__}; pass a transformers PreTrainedModel, a model "
             "directory, a Hugging Face id or an alias"
+        )
+    if has_adapter(model):
+        raise ModelError(
+            "model: has an adapter (as one that was trained in place has); pass the base model "
+            "again, and name an adapter to start from in model.lora.path"
         )
     named = list(model.named_parameters())
     frozen = [name for name, parameter in named if not parameter.requires_grad]
@@ -62,7 +68,7 @@ def adopt(given: GivenModel, recipe: Recipe) -> LoadedModel:
     template = PromptTemplate(
         given.tokenizer, template=recipe.model.template, max_context=context_of(model.config)
     )
-    return wrap_model(model, template, source=OBJECT)
+    return as_asked(wrap_model(model, template, source=OBJECT), recipe)
 
 
 def _tokenizer(

@@ -6,6 +6,7 @@ knows its reference again. Refuses pickled weights, and remote code unless allow
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -20,6 +21,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from surefoot.errors import ModelError
 from surefoot.models.alias import ALIASES, alias_directory
+from surefoot.models.lora import add_adapter
+from surefoot.models.recompute import recompute_activations
 from surefoot.models.template import PromptTemplate, stop_ids
 from surefoot.recipe import Recipe
 
@@ -31,7 +34,10 @@ _PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model ready for training: eval mode, gradients on, with its template and stop ids."""
+    """A model ready for training: eval mode, gradients on, with its template and stop ids.
+
+    Under model.lora its base is frozen, and only the adapter has gradients.
+    """
 
     model: PreTrainedModel
     template: PromptTemplate
@@ -39,7 +45,9 @@ class LoadedModel:
     source: str
     """What a resumed run loads again: a directory, an id, an alias, or `object`."""
     hash: str
-    """sha256 over the weights in memory, the config and the template."""
+    """sha256 over the weights in memory, the config and the template; and over the adapter."""
+    beneath: str | None = None
+    """sha256 of what an adapter's weights mean: its base, places and scales; None without one."""
 
 
 def load_model(recipe: Recipe, *, kept: Path | None = None) -> LoadedModel:
@@ -69,12 +77,12 @@ def load_model(recipe: Recipe, *, kept: Path | None = None) -> LoadedModel:
             **where,
         )
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        raise ModelError(_why_not(section.path, error)) from error
-    _whole(section.path, info)
+        raise ModelError(why_not(section.path, error)) from error
+    check_whole(section.path, info)
     template = PromptTemplate(
         tokenizer, template=section.template, max_context=context_of(model.config)
     )
-    return wrap_model(model, template, source=section.path)
+    return as_asked(wrap_model(model, template, source=section.path), recipe)
 
 
 def wrap_model(model: PreTrainedModel, template: PromptTemplate, *, source: str) -> LoadedModel:
@@ -91,6 +99,23 @@ def wrap_model(model: PreTrainedModel, template: PromptTemplate, *, source: str)
     return LoadedModel(model, template, ends, source, identity(model, template))
 
 
+def as_asked(loaded: LoadedModel, recipe: Recipe) -> LoadedModel:
+    """With the adapter and the recomputed activations that a recipe asks for, in place."""
+    section = recipe.model
+    if section.gradient_checkpointing:
+        recompute_activations(loaded.model)
+    if section.lora is None:
+        return loaded
+    own = add_adapter(loaded.model, section.lora, seed=recipe.run.seed, base_dir=recipe.base_dir)
+    beneath = _joined(loaded.hash, own.places)
+    whole = _joined(beneath, own.start) if own.start else beneath
+    return dataclasses.replace(loaded, hash=whole, beneath=beneath)
+
+
+def _joined(*hashes: str) -> str:
+    return hashlib.sha256("/".join(hashes).encode()).hexdigest()
+
+
 def identity(model: PreTrainedModel, template: PromptTemplate) -> str:
     """sha256 of every parameter's bytes, the config and the template: the same model, or not."""
     digest = hashlib.sha256()
@@ -105,11 +130,11 @@ def identity(model: PreTrainedModel, template: PromptTemplate) -> str:
     return digest.hexdigest()
 
 
-def resolve_directory(path: str, base_dir: Path | None = None) -> str:
+def resolve_directory(path: str, base_dir: Path | None = None, *, key: str = "model.path") -> str:
     """Aliases and relative paths become directories, anything else is a Hugging Face id.
 
     A relative path starts at `base_dir` (the recipe's directory), then at the working directory.
-    A directory with pickled weights alone is refused (law 16).
+    A directory with pickled weights alone is refused (law 16). `key` is what the recipe calls it.
     """
     if path in ALIASES:
         return str(alias_directory(path))
@@ -118,20 +143,18 @@ def resolve_directory(path: str, base_dir: Path | None = None) -> str:
     folder = next((place for place in tried if place.is_dir()), None)
     if folder is not None:
         if not (folder / "config.json").is_file():
-            raise ModelError(
-                f"model.path: {path} holds no config.json, so it is no model directory"
-            )
+            raise ModelError(f"{key}: {path} holds no config.json, so it is no model directory")
         weights = list(folder.glob("*.safetensors"))
         pickles = [file.name for pattern in _PICKLES for file in folder.glob(pattern)]
         if not weights and pickles:
             raise ModelError(
-                f"model.path: {path} holds only pickled weights ({pickles[0]}), and nothing is "
+                f"{key}: {path} holds only pickled weights ({pickles[0]}), and nothing is "
                 "unpickled here; save the model again as safetensors"
             )
         return str(folder)
     if path.startswith((".", "/", "~")):
         raise ModelError(
-            f"model.path: there is no directory {path}; a relative path starts at the recipe's "
+            f"{key}: there is no directory {path}; a relative path starts at the recipe's "
             "directory, then at the working directory"
         )
     return path
@@ -146,20 +169,21 @@ def _kept(folder: Path | None) -> str:
     return str(folder)
 
 
-def _why_not(path: str, error: Exception) -> str:
+def why_not(path: str, error: Exception, *, key: str = "model.path") -> str:
+    """What to say of files that transformers does not load."""
     first = str(error).strip().split("\n")[0]
     return (
-        f"model.path: cannot load {path!r} ({first}); give a model directory, a Hugging Face id "
+        f"{key}: cannot load {path!r} ({first}); give a model directory, a Hugging Face id "
         f"that this machine has or can reach, or the alias {ALIASES[0]}"
     )
 
 
-def _whole(path: str, info: Mapping[str, Any]) -> None:
+def check_whole(path: str, info: Mapping[str, Any], *, key: str = "model.path") -> None:
     """Refuse a model some of whose weights would be random, because its files lack them."""
     lacking = sorted(info["missing_keys"]) + sorted(entry[0] for entry in info["mismatched_keys"])
     if lacking:
         raise ModelError(
-            f"model.path: the files of {path} do not hold {len(lacking)} of the weights that its "
+            f"{key}: the files of {path} do not hold {len(lacking)} of the weights that its "
             f"config.json describes, in their shape ({lacking[0]} is the first); save or download "
             "the model again, so that config and weights belong together"
         )

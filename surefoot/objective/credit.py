@@ -60,9 +60,7 @@ def reward_to_go(reward_BT: Tensor, *, mask_BT: Tensor, gamma: float) -> Tensor:
     return torch.stack(backwards[::-1], dim=1).to(reward_BT.dtype)
 
 
-def step_rewards(
-    reward_BS: Tensor, end_BS: Tensor, *, step_BS: Tensor, mask_BT: Tensor
-) -> Tensor:
+def step_rewards(reward_BS: Tensor, end_BS: Tensor, *, step_BS: Tensor, mask_BT: Tensor) -> Tensor:
     """Pay the reward of each step at the token it ends in: r_t = sum of the steps that end at t.
 
     `end` counts valid tokens from 0. Steps that end in the same token are added up.

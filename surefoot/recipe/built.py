@@ -12,21 +12,13 @@ from typing import Any
 from surefoot.errors import NotBuiltError
 from surefoot.methods import check_built
 from surefoot.recipe.recipe import Recipe
-from surefoot.recipe.schema import Section
 
 BUILT: Mapping[str, tuple[Any, ...]] = {
-    "model.gradient_checkpointing": (False,),
-    "model.lora": (None,),
     "model.template": ("auto", "none"),
-    "critic.path": (None,),
-    "critic.share_trunk": (False,),
-    "critic.init": (None,),
     "rollout.engine": ("local",),
     "rollout.ahead": (0,),
     "rollout.urls": ((),),
-    "optim.batch_size": (None,),
     "optim.offload": (False,),
-    "run.epochs": (None,),
     "doctor.action": ("report",),
     "judge.base_url": (None,),
     "judge.model": (None,),
@@ -35,7 +27,6 @@ BUILT: Mapping[str, tuple[Any, ...]] = {
 }
 """Key -> the values whose functions exist; a key that is not here is built whole."""
 
-BUILT_DATA: Mapping[str, tuple[Any, ...]] = {"max_tokens": (None,)}
 BUILT_REWARD: Mapping[str, tuple[Any, ...]] = {"price": (None,)}
 
 
@@ -44,14 +35,9 @@ def check(recipe: Recipe) -> None:
     for key, values in BUILT.items():
         section, _, name = key.partition(".")
         _check(key, getattr(getattr(recipe, section), name), values)
-    for index, source in enumerate(recipe.data):
-        for name, values in BUILT_DATA.items():
-            _check(f"data.{index}.{name}", getattr(source, name), values)
     for index, part in enumerate(recipe.reward):
         for name, values in BUILT_REWARD.items():
             _check(f"reward.{index}.{name}", getattr(part, name), values)
-    if recipe.stages:
-        raise NotBuiltError("stages: not built yet in this version; leave it out")
     check_built(recipe.method)
 
 
@@ -66,9 +52,6 @@ def _check(key: str, value: Any, built: tuple[Any, ...]) -> None:
 def _word(value: Any) -> str:
     if value is None:
         return "null"
-    if isinstance(value, Section):
-        given = [f"{name} {_word(getattr(value, name))}" for name in sorted(value.model_fields_set)]
-        return f"with {', '.join(given)}" if given else "with its defaults"
     if isinstance(value, bool):
         return str(value).lower()
     return "[]" if value == () else str(value)

@@ -9,24 +9,28 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from surefoot.errors import RecipeError
-from surefoot.methods import Method, Overlong, ProportionalKL
+from surefoot.methods import Method, Overlong, Preference, ProportionalKL, warming_row
 from surefoot.methods.checks import did_you_mean
 from surefoot.recipe.aliases import COUNTS_OPTIMIZER_STEPS
 from surefoot.recipe.recipe import Recipe, leaves
 
 
-def check(recipe: Recipe, *, outside: Collection[str]) -> None:
+def check(recipe: Recipe, *, outside: Collection[str], elsewhere: Collection[str] = ()) -> None:
     """Raise RecipeError for the first combination that cannot work.
 
-    `outside` names the sections (data, reward) that Python objects will supply.
+    `outside` names the sections (data, reward) that Python objects will supply; `elsewhere` are the
+    keys of other stages, which run.allow_change may name too.
     """
     _sections(recipe, outside)
     _sampling(recipe)
     _length(recipe)
     _evaluation(recipe, outside)
-    _permissions(recipe)
+    _permissions(recipe, elsewhere)
     if isinstance(recipe.method, Method):
         _online(recipe, recipe.method)
+        _critic(recipe)
+    else:
+        _offline(recipe)
 
 
 def _sections(recipe: Recipe, outside: Collection[str]) -> None:
@@ -93,8 +97,8 @@ def _evaluation(recipe: Recipe, outside: Collection[str]) -> None:
         )
 
 
-def _permissions(recipe: Recipe) -> None:
-    known = leaves(recipe)
+def _permissions(recipe: Recipe, elsewhere: Collection[str]) -> None:
+    known = {*leaves(recipe), *elsewhere}
     prefixes = {key.rsplit(".", n)[0] for key in known for n in range(key.count(".") + 1)}
     for name in recipe.run.allow_change:
         if name not in known and name not in prefixes:
@@ -105,23 +109,24 @@ def _permissions(recipe: Recipe) -> None:
 
 def _online(recipe: Recipe, row: Method) -> None:
     run, optim, rollout = recipe.run, recipe.optim, recipe.rollout
-    for key, value in (("run.epochs", run.epochs), ("optim.batch_size", optim.batch_size)):
+    whole = {f"data.{i}.max_tokens": source.max_tokens for i, source in enumerate(recipe.data)}
+    offline = {"run.epochs": run.epochs, "optim.batch_size": optim.batch_size, **whole}
+    for key, value in offline.items():
         if value is not None:
             raise RecipeError(
                 f"{key}: only supervised and preference methods read it; for {row.name} set "
-                "run.steps and rollout.prompts_per_step"
+                "run.steps, rollout.prompts_per_step and data.max_prompt_tokens"
             )
     if run.steps is None:
         raise RecipeError("run.steps: is required for an online method; as in run: {steps: 100}")
-    fields = type(recipe.critic).model_fields
-    given = [
-        name for name, field in fields.items() if getattr(recipe.critic, name) != field.default
-    ]
-    if given and row.critic.kind == "none":
+    name = _given_critic(recipe)
+    if name and row.critic.kind == "none":
         raise RecipeError(
-            f"critic.{given[0]}: {row.name} has no critic that would read it; leave it out, or "
+            f"critic.{name}: {row.name} has no critic that would read it; leave it out, or "
             "take a row with one, such as ppo"
         )
+    # Raises where the row of a warm-up cannot lead to this one.
+    warming_row(row)
     if row.minibatches > rollout.prompts_per_step:
         raise RecipeError(
             f"method.minibatches: {row.minibatches} optimizer steps cannot share "
@@ -137,6 +142,41 @@ def _online(recipe: Recipe, row: Method) -> None:
             )
     _controller(recipe, row)
     _optimizer_steps(recipe, row)
+
+
+def _given_critic(recipe: Recipe) -> str | None:
+    """The first key of the critic that differs from its default."""
+    fields = type(recipe.critic).model_fields
+    given = (
+        name for name, field in fields.items() if getattr(recipe.critic, name) != field.default
+    )
+    return next(given, None)
+
+
+def _offline(recipe: Recipe) -> None:
+    """Keys of a method that samples nothing. Sections of others may stand: stages share them."""
+    row = recipe.method
+    if name := _given_critic(recipe):
+        raise RecipeError(
+            f"critic.{name}: {row.name} has no critic that would read it; leave it out, or take a "
+            "row with one, such as ppo"
+        )
+    if isinstance(row, Preference) and row.data == "labels" and recipe.optim.batch_size == 1:
+        raise RecipeError(
+            f"optim.batch_size: 1 leaves {row.name} no answer to another prompt, from which its "
+            "zero point is measured; set it to 2 or more"
+        )
+
+
+def _critic(recipe: Recipe) -> None:
+    """A head on the policy's own layers leaves nothing to load or to cut."""
+    critic = recipe.critic
+    for name, value in (("path", critic.path), ("layers", critic.layers), ("init", critic.init)):
+        if critic.share_trunk and value is not None:
+            raise RecipeError(
+                f"critic.{name}: share_trunk puts the value head on the policy's own layers, so "
+                "nothing would read it; leave it out, or set critic.share_trunk to false"
+            )
 
 
 def _controller(recipe: Recipe, row: Method) -> None:

@@ -2,7 +2,8 @@
 
 Owns the order of things: words become mappings, aliases become our keys, overrides are laid
 over, sections are validated, `auto` is resolved where the recipe alone decides it.
-Refuses to own the pieces: `text.py`, `aliases.py`, `schema.py`, `checks.py`, `built.py`.
+Refuses to own the pieces (`text.py`, `aliases.py`, `schema.py`, `checks.py`, `built.py`), and
+recipes of several trainings (`stages.py`).
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from surefoot.recipe import aliases, built, checks, text
 from surefoot.recipe.explain import validated
 from surefoot.recipe.origins import Origins
 from surefoot.recipe.recipe import Recipe, to_mapping
+from surefoot.recipe.references import check_names, earlier_stages, references
 from surefoot.recipe.schema import KEYS, SECTIONS, DataSource, RewardPart, Section
 
+BATCH_SIZE = 16
+"""Examples a step of supervised and preference methods, where optim.batch_size says nothing."""
 _WORD_MEANS = {"model": "path", "data": "source", "reward": "use", "method": "name"}
 
 
@@ -37,26 +41,53 @@ def load(
 
     `base_dir` is where relative paths start (default: the file's directory); `outside` names the
     sections (data, reward) that Python objects will supply and that may therefore be missing.
+    A recipe that lies in the directory of a stage may name the stages before it.
     Raises RecipeError naming the key, and NotBuiltError for what this version does not have.
     """
     if isinstance(source, Recipe) and not overrides:
         return source
-    raw, place, stem = _source(source)
+    raw, place, stem = read_source(source)
+    if raw.pop("stages", None):
+        raise RecipeError(
+            "stages: this recipe is a chain of several trainings, and one is wanted here; "
+            "surefoot train runs a chain"
+        )
     origins = Origins()
-    notes = _given(raw, origins)
-    notes += _overridden(raw, overrides, origins)
-    recipe = _built(raw, base_dir=base_dir or place, stem=stem)
-    recipe = dataclasses.replace(
-        recipe, origins=origins.of(recipe, _row(raw, base_dir or place)), notes=tuple(notes)
-    )
+    notes = given(raw, origins)
+    notes += overridden(raw, overrides, origins)
+    recipe = made(raw, origins, notes, base_dir=base_dir or place, stem=stem)
+    check_names(recipe, _earlier(source))
     checks.check(recipe, outside=outside)
     built.check(recipe)
     return recipe
 
 
-def _source(
+def made(
+    raw: Mapping[str, Any],
+    origins: Origins,
+    notes: Sequence[str],
+    *,
+    base_dir: Path | None,
+    stem: str | None,
+) -> Recipe:
+    """The recipe that `raw` means, each key judged alone; `given` and `overridden` opened it."""
+    recipe = _built(raw, base_dir=base_dir, stem=stem)
+    return dataclasses.replace(
+        recipe, origins=origins.of(recipe, _row(raw, base_dir)), notes=tuple(notes)
+    )
+
+
+def _earlier(source: Path | str | Mapping[str, Any] | Recipe) -> tuple[str, ...]:
+    """The names that `stage:` may mean: a recipe that was loaded before has only right ones."""
+    if isinstance(source, Recipe):
+        return tuple(name for _, name in references(source))
+    return () if isinstance(source, Mapping) else earlier_stages(Path(source).parent)
+
+
+def read_source(
     source: Path | str | Mapping[str, Any] | Recipe,
 ) -> tuple[dict[str, Any], Path | None, str | None]:
+    """Plain values that may be changed, where relative paths start, and the file's name."""
     if isinstance(source, Recipe):
         return to_mapping(source), source.base_dir, None
     if isinstance(source, Mapping):
@@ -65,7 +96,7 @@ def _source(
     return text.read(path), path.parent, path.stem
 
 
-def _given(raw: dict[str, Any], origins: Origins) -> list[str]:
+def given(raw: dict[str, Any], origins: Origins) -> list[str]:
     """Check and expand the top level of `raw` in place; the notes of its aliases."""
     brought = {name: raw.pop(name) for name in list(raw) if name in aliases.ALIASES}
     for name in raw:
@@ -92,7 +123,8 @@ def _given(raw: dict[str, Any], origins: Origins) -> list[str]:
     return notes
 
 
-def _overridden(raw: dict[str, Any], overrides: Sequence[str], origins: Origins) -> list[str]:
+def overridden(raw: dict[str, Any], overrides: Sequence[str], origins: Origins) -> list[str]:
+    """Lay `overrides` over `raw` in place; the notes of their aliases."""
     pairs = [text.split_override(override) for override in overrides]
     brought = {key: value for key, value in pairs if key in aliases.ALIASES}
     notes: list[str] = []
@@ -104,6 +136,8 @@ def _overridden(raw: dict[str, Any], overrides: Sequence[str], origins: Origins)
                 notes.append(aliases.note(key, changes))
         else:
             _known(key.partition(".")[0])
+            if key.partition(".")[0] == "stages":
+                raise RecipeError(f"{key}: this recipe has no stages")
             changes = {_indexed(raw, key): value}
         for target, new in changes.items():
             twin = spelled.setdefault(target, key)
@@ -131,8 +165,6 @@ def _opened(name: str, value: Any) -> Any:
     if name in ("data", "reward"):
         items = value if isinstance(value, list | tuple) else [] if value is None else [value]
         return [_mapping(name, item) for item in items]
-    if name == "stages":
-        return list(value) if isinstance(value, list | tuple) else value
     return {} if value is None else _mapping(name, value)
 
 
@@ -188,14 +220,10 @@ def _built(raw: Mapping[str, Any], *, base_dir: Path | None, stem: str | None) -
     sections: dict[str, Any] = {
         name: validated(section, raw.get(name), path=name) for name, section in SECTIONS.items()
     }
-    stages = raw.get("stages") or []
-    if not isinstance(stages, list) or not all(isinstance(stage, Mapping) for stage in stages):
-        raise RecipeError("stages: is a list of mappings, each with a name")
     recipe = Recipe(
         data=_entries(DataSource, raw.get("data"), "data"),
         reward=_entries(RewardPart, raw.get("reward"), "reward"),
         method=row,
-        stages=tuple(stages),
         base_dir=base_dir,
         **sections,
     )
@@ -214,7 +242,8 @@ def _entries(section: type[Section], raw: Any, name: str) -> tuple[Any, ...]:
 
 def _auto(recipe: Recipe, stem: str | None) -> Recipe:
     """Put in what the recipe alone decides; `tokens_per_microbatch` waits for the machine."""
-    model, rollout, run, row = recipe.model, recipe.rollout, recipe.run, recipe.method
+    model, rollout, optim = recipe.model, recipe.rollout, recipe.optim
+    run, row = recipe.run, recipe.method
     compute = model.dtype if model.compute == "auto" else model.compute
     reference = model.dtype if model.reference_dtype == "auto" else model.reference_dtype
     sampling = compute if compute == "bfloat16" else model.dtype
@@ -226,9 +255,11 @@ def _auto(recipe: Recipe, stem: str | None) -> Recipe:
             "rows": rollout.prompts_per_step * group if rollout.rows == "auto" else rollout.rows,
         }
     )
+    if not isinstance(row, Method) and optim.batch_size is None:
+        optim = optim.model_copy(update={"batch_size": BATCH_SIZE})
     if run.dir is None:
         run = run.model_copy(update={"dir": f"runs/{stem or row.name}"})
-    return dataclasses.replace(recipe, model=model, rollout=rollout, run=run)
+    return dataclasses.replace(recipe, model=model, rollout=rollout, optim=optim, run=run)
 
 
 def _row(raw: Mapping[str, Any], base_dir: Path | None) -> Row:

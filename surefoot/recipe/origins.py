@@ -29,9 +29,34 @@ class Origins:
 
     def put(self, key: str, value: Any, origin: str) -> None:
         """Remember that `value` was written at `key`; what lay below it is forgotten."""
+        self.forget(key)
+        self._spread(key, value, origin)
+
+    def forget(self, key: str) -> None:
+        """Nothing was written at `key` or below it."""
         for old in [k for k in self._written if k == key or k.startswith(f"{key}.")]:
             del self._written[old]
-        self._spread(key, value, origin)
+
+    def copy(self) -> Origins:
+        """As much, to be added to apart."""
+        made = Origins()
+        made._written = dict(self._written)
+        return made
+
+    def take(self, stage: Origins, key: str) -> None:
+        """What a stage wrote at `key` and below it takes the place of what is known of it here."""
+        self.forget(key)
+        for place, (origin, value) in stage._written.items():
+            if place == key or place.startswith(f"{key}."):
+                self._written[place] = ("stage" if origin == "recipe" else origin, value)
+
+    def stands(self, key: str, first: Origins) -> bool:
+        """Whether what `first` wrote at `key` was copied from there and is still here."""
+        return key in first._written and self._written.get(key) is first._written[key]
+
+    def written(self) -> dict[str, str]:
+        """Every key that was written, and who wrote it."""
+        return {key: origin for key, (origin, _) in self._written.items()}
 
     def _spread(self, key: str, value: Any, origin: str) -> None:
         if isinstance(value, Mapping) and value:

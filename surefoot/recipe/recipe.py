@@ -35,8 +35,10 @@ class Recipe:
     """One run, every value resolved except `auto` values that need the machine.
 
     `origins` says for every dotted key where its value came from: default, recipe, override,
-    alias NAME, row NAME or auto. `notes` are sentences for the user (accepted aliases).
+    alias NAME, row NAME, auto, or stage (the key is a stage's own). `notes` are sentences for the
+    user (accepted aliases).
     `base_dir` is where relative paths of model, data and reward start; None = working directory.
+    `stages` holds, by key, what was written where the directory of an earlier stage stands now.
     Equality looks at the values alone.
     """
 
@@ -50,7 +52,7 @@ class Recipe:
     run: Run
     doctor: Doctor
     judge: Judge
-    stages: tuple[Mapping[str, Any], ...] = ()
+    stages: Mapping[str, Any] = field(default_factory=dict, compare=False)
     origins: Mapping[str, str] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = field(default=(), compare=False)
     base_dir: Path | None = field(default=None, compare=False)
@@ -91,7 +93,9 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
     }
     for name in SECTIONS:
         plain.setdefault(name, _plain(getattr(recipe, name)))
-    plain["stages"] = [dict(stage) for stage in recipe.stages]
+    for key, written in recipe.stages.items():
+        name, _, last = key.partition(".")
+        plain[name][int(last) if name == "reward" else last] = written
     return plain
 
 
@@ -108,7 +112,7 @@ def _walk(value: Any, path: str, found: dict[str, Any], *, depth: int) -> None:
     mapping = isinstance(value, dict) and bool(value)
     entries = isinstance(value, list) and bool(value) and isinstance(value[0], dict)
     # What lies below an option or below columns is one value of the room that reads it.
-    opaque = path.startswith(("data.", "reward.", "stages.")) and depth > 2
+    opaque = path.startswith(("data.", "reward.")) and depth > 2
     if mapping and not opaque:
         for key, item in value.items():
             _walk(item, f"{path}.{key}", found, depth=depth + 1)

@@ -18,7 +18,7 @@ from surefoot.recipe.text import dump
 _FREE = re.compile(
     r"optim\.tokens_per_microbatch|rollout\.urls|reward\.\d+\.timeout|doctor\.action"
     r"|judge\.budget_(calls|usd)"
-    r"|run\.(dir|eval_every|checkpoint_every|keep|trackers|stop_without_signal"
+    r"|run\.(dir|eval_every|checkpoint_every|keep|samples|trackers|stop_without_signal"
     r"|stop_at_failure_rate|allow|allow_change)"
 )
 

@@ -227,7 +227,7 @@ class Optim(Section):
     tokens_per_microbatch: Annotated[Whole, Field(ge=1)] | Literal["auto"] = "auto"
     """Tokens forwarded with gradient at once; changes memory and time, not the gradient."""
     batch_size: Annotated[Whole, Field(ge=1)] | None = None
-    """Examples or pairs per step (supervised and preference only)."""
+    """Examples or pairs per step (supervised and preference only, there 16 unless given)."""
     offload: bool = False
     """Keep the optimizer's state in host memory."""
 
@@ -240,7 +240,8 @@ class Run(Section):
     steps: Annotated[Whole, Field(ge=1)] | None = None
     """Rollout steps; required for online methods."""
     epochs: Annotated[Whole, Field(ge=1)] | None = None
-    """Passes over the data (supervised and preference only)."""
+    """Passes over the data (supervised and preference only, there 1 unless steps are given; the
+    shorter of both)."""
     seed: Annotated[Whole, Field(ge=0)] = 0
     """Key of every random draw."""
     eval_every: Annotated[Whole, Field(ge=0)] = 0
@@ -249,6 +250,8 @@ class Run(Section):
     """Steps between checkpoints; 0 = only at the end and when stopped."""
     keep: Annotated[Whole, Field(ge=1)] = 2
     """Checkpoints kept, newest first."""
+    samples: Annotated[Whole, Field(ge=1)] | Literal["all"] = 8
+    """Completions of a step that samples.jsonl keeps; all, where pairs are to be made of them."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_listed)] = ("tensorboard",)
     """Where metrics also go; an empty list = nowhere but the run directory."""
     stop_without_signal: Annotated[Whole, Field(ge=1)] | Literal["never"] = 10

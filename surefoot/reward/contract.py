@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import itertools
 import math
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, overload
 
 from surefoot.errors import RewardError
-from surefoot.records import Completion, Prompt, Score, ScoreStatus, StopReason
+from surefoot.records import Completion, ProcessReward, Prompt, Score, ScoreStatus, StopReason
 from surefoot.reward import wire
 
 _SHOWN_CHARACTERS = 60
-RULE = "a reward is a finite number, True, False, None (not applicable) or a Score"
+RULE = "a reward is a finite number, True, False, None (not applicable), a Score or a ProcessReward"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,22 +44,29 @@ class RewardSample:
 
 @dataclass(frozen=True, slots=True)
 class PartScore:
-    """One reward's verdict on one sample; SCORED with None means not applicable."""
+    """One reward's verdict on one sample; SCORED with None means not applicable.
+
+    `steps` are what places inside the text earn of `value`: (end, value), by ascending end.
+    """
 
     status: ScoreStatus
     value: float | None = None
     detail: str = ""
+    steps: tuple[tuple[int, float], ...] = ()
 
     def __post_init__(self) -> None:
         assert self.value is None or math.isfinite(self.value), self.value
         assert self.value is None or self.status is ScoreStatus.SCORED, self.status
+        assert self.value is not None or not self.steps, self.steps
 
     def to_json(self) -> dict[str, Any]:
-        return {"status": self.status.value, "value": self.value, "detail": self.detail}
+        message = {"status": self.status.value, "value": self.value, "detail": self.detail}
+        return message | {"steps": self.steps} if self.steps else message
 
     @classmethod
     def from_json(cls, message: Mapping[str, Any]) -> PartScore:
-        return cls(ScoreStatus(message["status"]), message["value"], message["detail"])
+        steps = tuple((end, value) for end, value in message.get("steps", ()))
+        return cls(ScoreStatus(message["status"]), message["value"], message["detail"], steps)
 
 
 def scored(value: float, detail: str = "") -> PartScore:
@@ -76,6 +84,7 @@ def failed(detail: str) -> PartScore:
 
 
 NativeFunction = Callable[[RewardSample], Any]
+BatchScorer = Callable[[Sequence[RewardSample]], list[PartScore]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +108,7 @@ def reward_function(
     name: str | None = None,
     price: float | None = None,
 ) -> NativeFunction | Callable[[NativeFunction], NativeFunction]:
-    """Mark `f(sample: RewardSample) -> float | bool | None | Score`, sync or async, as a reward.
+    """Mark `f(sample: RewardSample) -> float | bool | None | Score | ProcessReward`, sync or async.
 
     Used bare or with arguments: `name` is the metric's name where the recipe gives none, `price`
     the cost of one call in US dollars. The function itself is returned, and stays callable.
@@ -137,26 +146,90 @@ def read_value(value: Any) -> PartScore:
     """The explicit rule from a returned value to a verdict (DESIGN law 13).
 
     Booleans are 1.0 and 0.0. Finite real numbers count, and so does the one number in an array or
-    tensor without dimensions. None is not applicable. A `Score` counts by status, value and detail;
-    its parts are not read. NaN, infinities and everything else are the grader's fault.
+    tensor without dimensions. None is not applicable. A `Score` counts by status, value, detail and
+    steps; its parts are not read. A `ProcessReward` is worth the sum of its values. NaN, infinities
+    and everything else are the grader's fault.
     """
     if value is None:
         return PartScore(ScoreStatus.SCORED)
     if isinstance(value, PartScore):
         return value
     if isinstance(value, Score):
-        return PartScore(value.status, value.value, value.detail)
+        wrong = _wrong_ends([end for end, _ in value.steps])
+        if wrong is not None:
+            return failed(f"returned a Score {wrong}")
+        return PartScore(value.status, value.value, value.detail, value.steps)
+    if isinstance(value, ProcessReward):
+        return _read_process(value)
+    number = _number(value)
+    return failed(f"returned {shown(value)}; {RULE}") if number is None else scored(number)
+
+
+def _bare(value: Any) -> Any:
+    """The one number in an array or tensor without dimensions; anything else as it is."""
     if hasattr(value, "item") and hasattr(value, "shape") and tuple(value.shape) == ():
-        value = value.item()
+        return value.item()
+    return value
+
+
+def _number(value: Any) -> float | None:
+    """The finite number that a value stands for, if it is one."""
+    value = _bare(value)
     if not isinstance(value, Real):
-        return failed(f"returned {shown(value)}; {RULE}")
+        return None
     try:
         number = float(value)
     except OverflowError:
-        number = math.inf
-    if not math.isfinite(number):
-        return failed(f"returned {shown(value)}; {RULE}")
-    return scored(number)
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _read_process(given: ProcessReward) -> PartScore:
+    if len(given.values) != len(given.ends):
+        return failed(
+            f"returned a ProcessReward of {len(given.values)} values and {len(given.ends)} ends; "
+            "each value has the end of its text"
+        )
+    numbers = [_number(value) for value in given.values]
+    for k, number in enumerate(numbers):
+        if number is None:
+            return failed(
+                f"returned a ProcessReward whose value {k} is {shown(given.values[k])}; a value "
+                "is a finite number"
+            )
+    ends = [_bare(end) for end in given.ends]
+    wrong = _wrong_ends(ends)
+    if wrong is not None:
+        return failed(f"returned a ProcessReward {wrong}")
+    values = [number for number in numbers if number is not None]
+    try:
+        total = math.fsum(values)
+    except OverflowError:
+        return failed("returned a ProcessReward whose values have no finite sum")
+    return PartScore(ScoreStatus.SCORED, total, "", tuple(zip(ends, values, strict=True)))
+
+
+def _wrong_ends(ends: Sequence[Any]) -> str | None:
+    """What is wrong with the ends of steps, as the end of a sentence; None if nothing is."""
+    for k, end in enumerate(ends):
+        if isinstance(end, bool) or not isinstance(end, Integral) or end < 1:
+            return (
+                f"whose end {k} is {shown(end)}; an end is a whole number of characters from 1 on"
+            )
+    for end, later in itertools.pairwise(ends):
+        if later <= end:
+            return f"whose ends do not ascend ({end} is before {later})"
+    return None
+
+
+def within(verdict: PartScore, text: str) -> PartScore:
+    """The verdict, or a failure where one of its steps ends beyond the sample's text."""
+    if not verdict.steps or verdict.steps[-1][0] <= len(text):
+        return verdict
+    return failed(
+        f"returned a step that ends at character {verdict.steps[-1][0]} of a text of {len(text)}; "
+        "ends count the characters of sample.text"
+    )
 
 
 def finish(result: Any) -> Any:

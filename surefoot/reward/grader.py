@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -26,6 +26,7 @@ from surefoot.reward.contract import (
     encode_sample,
     failed,
     sample_of,
+    within,
 )
 from surefoot.reward.resolve import FunctionPart, Part, Reward, resolve
 from surefoot.reward.tally import Tally
@@ -51,12 +52,14 @@ class Grader:
     after them. Construction finds and checks every reward and, if one of them needs it, forks the
     process that later starts workers: build the grader before models, threads and GPUs. `base_dir`
     is the recipe's folder, beside which `path/file.py:function` is looked for first;
-    `max_new_tokens` is the rollout's cap, for rewards that measure length against it.
+    `max_new_tokens` is the rollout's cap, for rewards that measure length against it; `allow` is
+    the recipe's `run.allow`.
 
     A function runs in a worker process: what it prints goes to stderr, its input is empty, and its
     globals are its worker's own. A deadline (`timeout`, wall-clock seconds) counts per sample for a
     native reward and per call for a batch reward. An exception, a death of the worker, NaN or a
-    non-number from a native reward is tried once more within the same deadline.
+    non-number from a native reward is tried once more within the same deadline. A reward model runs
+    in this process instead, without a deadline, and is loaded by the first call of `score`.
     """
 
     def __init__(
@@ -66,9 +69,10 @@ class Grader:
         base_dir: Path | None = None,
         functions: Sequence[Callable[..., Any]] = (),
         max_new_tokens: int | None = None,
+        allow: Collection[str] = (),
     ) -> None:
         self.rewards: tuple[Reward, ...] = resolve(
-            [*parts, *functions], base_dir=base_dir, max_new_tokens=max_new_tokens
+            [*parts, *functions], base_dir=base_dir, max_new_tokens=max_new_tokens, allow=allow
         )
         served = [reward.served for reward in self.rewards if reward.served is not None]
         warm = dict.fromkeys(reward.warm for reward in self.rewards if reward.warm is not None)
@@ -154,10 +158,27 @@ class Grader:
 
     def _verdicts(self, reward: Reward, items: Sequence[_Item], tally: Tally) -> list[PartScore]:
         if reward.rule is not None:
-            return [reward.rule(item.sample) for item in items]
-        if reward.batched:
-            return self._batch(reward, items, tally)
-        return self._natives(reward, items, tally)
+            verdicts = [reward.rule(item.sample) for item in items]
+        elif reward.scorer is not None:
+            verdicts = [
+                self._named(reward, verdict, i)
+                for i, verdict in enumerate(reward.scorer([item.sample for item in items]))
+            ]
+        elif reward.batched:
+            verdicts = self._batch(reward, items, tally)
+        else:
+            verdicts = self._natives(reward, items, tally)
+        return self._inside(reward, verdicts, items)
+
+    def _inside(
+        self, reward: Reward, verdicts: Sequence[PartScore], items: Sequence[_Item]
+    ) -> list[PartScore]:
+        """The verdicts, with a failure for steps that end beyond their text."""
+        judged = []
+        for i, (verdict, item) in enumerate(zip(verdicts, items, strict=True)):
+            inside = within(verdict, item.sample.text)
+            judged.append(verdict if inside is verdict else self._named(reward, inside, i))
+        return judged
 
     def _natives(self, reward: Reward, items: Sequence[_Item], tally: Tally) -> list[PartScore]:
         outcomes = self._run(
@@ -244,11 +265,25 @@ def combine(rewards: Sequence[Reward], verdicts: dict[str, PartScore]) -> Score:
     if not weighted:
         return Score(ScoreStatus.INFRA_ERROR, None, parts, NONE_APPLIES)
     total = sum(weighted)
-    if not math.isfinite(total):
-        detail = f"the weighted sum of {parts} is {total}"
+    steps = _weighted_steps(rewards, verdicts)
+    if not math.isfinite(total) or not all(math.isfinite(value) for _, value in steps):
+        detail = f"the weighted sum of {parts}, or a step in it, is not finite"
         return Score(ScoreStatus.INFRA_ERROR, None, parts, detail)
     details = [f"{name}: {v.detail}" for name, v in verdicts.items() if v.detail]
-    return Score(ScoreStatus.SCORED, total, parts, "; ".join(details))
+    return Score(ScoreStatus.SCORED, total, parts, "; ".join(details), steps)
+
+
+def _weighted_steps(
+    rewards: Sequence[Reward], verdicts: dict[str, PartScore]
+) -> tuple[tuple[int, float], ...]:
+    """Of all rewards by ascending end, in the order of the rewards where two have the same."""
+    steps = [
+        (end, reward.weight * value)
+        for reward in rewards
+        if reward.weight != 0
+        for end, value in verdicts[reward.name].steps
+    ]
+    return tuple(sorted(steps, key=lambda step: step[0]))
 
 
 def _put_back(groups: Sequence[Group], graded: Sequence[Score]) -> list[Group]:

@@ -39,6 +39,12 @@ def fill(schema: type[Schema], options: Mapping[str, Any], *, reward: str) -> Sc
             raise RecipeError(
                 f"option {name!r} of reward {reward!r} is {value!r}; it takes {_say(hints[name])}"
             )
+    for field in dataclasses.fields(schema):
+        required = field.default is field.default_factory is dataclasses.MISSING
+        if required and field.name not in options:
+            raise RecipeError(
+                f"reward {reward!r} needs the option {field.name!r}; set it in its entry"
+            )
     try:
         return schema(**options)
     except (TypeError, ValueError) as error:

@@ -15,7 +15,7 @@ import inspect
 import math
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,8 @@ from typing import Any, Protocol
 
 from surefoot.errors import NotBuiltError, RecipeError, RewardError
 from surefoot.reward import batch
-from surefoot.reward.contract import mark_of, serve_native
+from surefoot.reward.code import CodeOptions, code, settle
+from surefoot.reward.contract import BatchScorer, mark_of, serve_native
 from surefoot.reward.cosine import COSINE
 from surefoot.reward.form import FORM
 from surefoot.reward.maths import MATHS
@@ -33,7 +34,10 @@ from surefoot.reward.rules import RULES, Rule
 from surefoot.reward.tasks import TASKS
 
 BUILT_INS = RULES | MATHS | FORM | COSINE | TASKS
-_LATER = ("code", "judge", "model")
+MODEL = "model"
+CODE = "code"
+_NAMES = (*BUILT_INS, MODEL, CODE)
+_LATER = ("judge",)
 DEFAULT_TIMEOUT = 10.0
 
 
@@ -68,10 +72,12 @@ class FunctionPart:
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One resolved reward: `rule` runs here, `served` in a worker (one of them is None).
+    """One resolved reward: one of `rule`, `scorer` and `served` is set.
 
+    `rule` (one sample) and `scorer` (all of them) run in this process, `served` in a worker.
     `batched` rewards are called once for all samples. `price` is US dollars per call, if known.
-    `warm`, `recycle` and `at_limit` are those of `rules.Hired`.
+    `warm`, `recycle` and `at_limit` are those of `rules.Hired`. `note` is what a run says and
+    records about it at its start.
     """
 
     name: str
@@ -79,11 +85,13 @@ class Reward:
     timeout: float
     price: float | None
     rule: Rule | None = None
+    scorer: BatchScorer | None = None
     served: Served | None = None
     batched: bool = False
     warm: Callable[[], None] | None = None
     recycle: int | None = None
     at_limit: Rule | None = None
+    note: str = ""
 
 
 def resolve(
@@ -91,16 +99,18 @@ def resolve(
     *,
     base_dir: Path | None = None,
     max_new_tokens: int | None = None,
+    allow: Collection[str] = (),
 ) -> tuple[Reward, ...]:
     """Every reward of a run, in order. RewardError or RecipeError says what cannot be used.
 
-    `max_new_tokens` is the rollout's cap, for rewards that measure length against it.
+    `max_new_tokens` is the rollout's cap, for rewards that measure length against it; `allow` is
+    the recipe's `run.allow`.
     """
     if not parts:
         raise RewardError(
             "there is no reward; add one, such as `reward: [{use: numeric}]`, or pass rewards="
         )
-    rewards = tuple(_resolve_one(part, base_dir, max_new_tokens) for part in parts)
+    rewards = tuple(_resolve_one(part, base_dir, max_new_tokens, allow) for part in parts)
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
@@ -111,7 +121,10 @@ def resolve(
 
 
 def _resolve_one(
-    given: Part | FunctionPart | Callable[..., Any], base: Path | None, cap: int | None
+    given: Part | FunctionPart | Callable[..., Any],
+    base: Path | None,
+    cap: int | None,
+    allow: Collection[str],
 ) -> Reward:
     if isinstance(given, FunctionPart):
         return _user_function(given, given.function, _call_name(given.function))
@@ -119,11 +132,15 @@ def _resolve_one(
         part: Part = given
         if part.use in BUILT_INS:
             return _built_in(part, cap)
+        if part.use == MODEL:
+            return _model(part, base)
+        if part.use == CODE:
+            return _code(part, allow)
         function = find(part.use, base_dir=base)
         return _user_function(part, function, _call_name(function))
     if not callable(given):
         raise RewardError(f"a reward is a recipe entry or a function, not {given!r}")
-    return _resolve_one(FunctionPart(given), base, cap)
+    return _resolve_one(FunctionPart(given), base, cap, allow)
 
 
 def _built_in(part: Part, cap: int | None) -> Reward:
@@ -144,6 +161,38 @@ def _built_in(part: Part, cap: int | None) -> Reward:
         recycle=hired.recycle,
         at_limit=hired.at_limit,
     )
+
+
+def _model(part: Part, base: Path | None) -> Reward:
+    # Not at the top of the file: it brings torch, which no other reward needs.
+    from surefoot.reward.model import ModelOptions, ModelReward
+
+    name, settings = _metric_name(part.name or part.use), _settings(part, None)
+    if part.timeout != DEFAULT_TIMEOUT:
+        raise RecipeError(
+            f"reward.timeout is {part.timeout}, and no deadline can be kept for reward {name!r}: a "
+            "model runs in the run's own process; leave it out"
+        )
+    options = fill(ModelOptions, part.options, reward=part.use)
+    return Reward(name=name, **settings, scorer=ModelReward(options, name=name, base_dir=base))
+
+
+def _code(part: Part, allow: Collection[str]) -> Reward:
+    options = fill(CodeOptions, part.options, reward=part.use)
+    settings = _settings(part, None)
+    # A program must not be able to make its score missing by using up its own limits.
+    if part.timeout == DEFAULT_TIMEOUT:
+        settings["timeout"] = options.deadline
+    elif part.timeout < options.deadline:
+        raise RecipeError(
+            f"reward.timeout of reward 'code' is {part.timeout:g}, less than the "
+            f"{options.deadline:g} s that its own limits may take; leave it out, or lower "
+            "total_limit, which ends the program"
+        )
+    found = settle(options, allow)
+    served = serve_native(code(options, found.tier), {})
+    name = _metric_name(part.name or part.use)
+    return Reward(name=name, **settings, served=served, note=str(found))
 
 
 def _user_function(
@@ -228,12 +277,12 @@ def find(use: str, *, base_dir: Path | None = None) -> Callable[..., Any]:
     place, colon, attribute = use.rpartition(":")
     if use.startswith("stage:") or use in _LATER:
         raise NotBuiltError(
-            f"reward.use {use!r} is not built in this version; built are {', '.join(BUILT_INS)} "
+            f"reward.use {use!r} is not built in this version; built are {', '.join(_NAMES)} "
             "and your own functions"
         )
     if not colon:
         raise RewardError(
-            f"reward.use: there is no built-in reward {use!r}; {nearest(use, BUILT_INS)} "
+            f"reward.use: there is no built-in reward {use!r}; {nearest(use, _NAMES)} "
             "(your own function is package.module:function or path/file.py:function)"
         )
     if place.endswith(".py"):

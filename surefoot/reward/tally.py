@@ -46,7 +46,8 @@ class Tally:
 
         `rewards/<name>/mean` and `/std` (ddof 1) over the samples where that reward gave a value,
         `/missing` the share of samples that it could not score (its own or the row's fault), and
-        `/not_applicable` the number for which it returned None. `reward_failures` counts samples
+        `/not_applicable` the number for which it returned None; `/steps`, of a reward that returned
+        any, is their mean number over the samples with a value. `reward_failures` counts samples
         without a score by a grader's fault or because no reward applies, `reward_unscorable` those
         of bad rows, `reward_breaker` verdicts given up after repeated deadlines, `reward_limits`
         texts that used up a CPU limit. Seconds are under `time/reward` and `time/rewards/<name>`.
@@ -77,4 +78,7 @@ def _summary(name: str, verdicts: Sequence[PartScore]) -> dict[str, float]:
         summary[f"rewards/{name}/mean"] = statistics.fmean(values)
     if len(values) > 1:
         summary[f"rewards/{name}/std"] = statistics.stdev(values)
+    steps = [len(v.steps) for v in verdicts if v.value is not None]
+    if any(steps):
+        summary[f"rewards/{name}/steps"] = statistics.fmean(steps)
     return summary

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from surefoot import draws
+from surefoot.models.lora import has_adapter, merged_copy, moving_weights
 from surefoot.records import Completion, Group, Prompt, StopReason
 from surefoot.rollout.cache import cache_argument, join, new_cache, select
 from surefoot.rollout.decoder import find_decoder
@@ -53,6 +54,8 @@ class _State:
 class LocalEngine:
     """Samples with a copy of the policy in `dtype`, or with the policy itself if it is in `dtype`.
 
+    A policy with an adapter is copied with the adapter merged, anew at each `load`.
+
     `rows` completions are decoded at once. `interrupt` is called before every token.
     """
 
@@ -75,7 +78,7 @@ class LocalEngine:
         self.interrupt = interrupt
         self.version = 0
         self.stops = StopRule(tokenizer, stop_ids, settings.stop)
-        self._own_copy = model.dtype != dtype
+        self._own_copy = model.dtype != dtype or has_adapter(model)
         self.model = _copy(model, dtype) if self._own_copy else model
         self.model.requires_grad_(not self._own_copy)
         self.decoder = find_decoder(self.model, join=self._own_copy)
@@ -85,9 +88,10 @@ class LocalEngine:
         """Take over the policy's weights, rounded to the engine's precision."""
         self.version = version
         if self._own_copy:
+            mine = dict(self.model.named_parameters())
             with torch.no_grad():
-                for mine, theirs in zip(self.model.parameters(), model.parameters(), strict=True):
-                    mine.copy_(theirs)
+                for name, weight in moving_weights(model):
+                    mine[name].copy_(weight)
         if self.decoder is not None:
             self.decoder.refresh()
 
@@ -246,6 +250,8 @@ class LocalEngine:
 
 def _copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
     """A copy with its parameters rounded; buffers stay exact (such as rotary frequencies)."""
+    if has_adapter(model):
+        return merged_copy(model, dtype=dtype)
     own = copy.deepcopy(model)
     for parameter in own.parameters():
         parameter.data = parameter.data.to(dtype)

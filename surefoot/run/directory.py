@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from surefoot.errors import RunDirectoryError
+from surefoot.recipe.references import MODEL, STAGES, folders
 from surefoot.run.files import atomic_write_json, atomic_write_text
 
 FILES = (
@@ -28,7 +29,7 @@ FILES = (
     "events.jsonl",
     "checkpoints",
     "reference",
-    "stages",
+    STAGES,
     "tensorboard",
     "report.html",
     "run.lock",
@@ -74,7 +75,8 @@ class RunDirectory:
         self.events = self.path / "events.jsonl"
         self.checkpoints = self.path / "checkpoints"
         self.reference = self.path / "reference"
-        self.stages = self.path / "stages"
+        self.stages = self.path / STAGES
+        self.model = self.path / MODEL
         self.tensorboard = self.path / "tensorboard"
         self.lock = self.path / "run.lock"
 
@@ -82,12 +84,36 @@ class RunDirectory:
     def name(self) -> str:
         return self.path.resolve().name
 
+    @property
+    def is_chain(self) -> bool:
+        """Whether it holds stages, each with a run directory of its own, instead of one run."""
+        return self.stages.is_dir()
+
+    def stage_paths(self) -> list[Path]:
+        """The directories of a chain's stages that were begun, in order."""
+        return [path for _, _, path in folders(self.stages)]
+
     def create(self) -> Self:
         """Make the directory, or accept one that an earlier start of this run made.
 
-        Raises RunDirectoryError when the path is a file, cannot be written, or holds somebody
-        else's files and none of ours.
+        Raises RunDirectoryError when the path is a file, cannot be written, holds a chain, or holds
+        somebody else's files and none of ours.
         """
+        if self.is_chain:
+            raise RunDirectoryError(
+                f"run.dir {self.path} holds a chain of stages; name another directory in run.dir"
+            )
+        return self._create(self.checkpoints)
+
+    def create_chain(self) -> Self:
+        """Likewise for a chain; the directory of a single run is refused."""
+        if self.recipe.is_file() and not self.is_chain:
+            raise RunDirectoryError(
+                f"run.dir {self.path} holds a run without stages; name another directory in run.dir"
+            )
+        return self._create(self.stages)
+
+    def _create(self, inner: Path) -> Self:
         if self.path.exists() and not self.path.is_dir():
             raise RunDirectoryError(
                 f"run.dir {self.path} is a file, so a run cannot be kept there; "
@@ -101,7 +127,7 @@ class RunDirectory:
                     f"run.dir {self.path} holds other files ({', '.join(sorted(visible)[:3])}) and "
                     "nothing of a run; name an empty or new directory in run.dir"
                 )
-            self.checkpoints.mkdir(exist_ok=True)
+            inner.mkdir(exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(
                 f"run.dir {self.path} cannot be written ({error.strerror}); "

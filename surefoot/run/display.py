@@ -24,6 +24,16 @@ _COLUMNS = (
     ("clip", "clip_ratio/region_mean", "{:.2f}"),
     ("dead", "frac_reward_zero_std", "{:.2f}"),
 )
+_GIVEN = (
+    ("loss", "loss", "{:.4f}"),
+    ("accuracy", "accuracy", "{:.2f}"),
+    ("accuracy", "rewards/accuracies", "{:.2f}"),
+    ("margin", "margin", "{:.3f}"),
+    ("margin", "rewards/margins", "{:.3f}"),
+    ("entropy", "entropy", "{:.2f}"),
+    ("grad", "grad_norm", "{:.2f}"),
+)
+"""Of methods that train on given data, those that the step has."""
 _SHOWN_CHARACTERS = 160
 
 
@@ -59,7 +69,7 @@ class Display:
         """Show one step; `metrics` is its row, by TRL's names."""
         line = " | ".join(
             [f"step {step}/{self._total}"]
-            + [f"{label} {_number(metrics.get(key), form)}" for label, key, form in _COLUMNS]
+            + [f"{label} {_number(metrics.get(key), form)}" for label, key, form in _shown(metrics)]
             + [f"{_number(metrics.get('time/tokens_per_second'), '{:.0f}')} tok/s"]
             + [f"eta {duration(self._time_left(step, metrics))}"]
         )
@@ -125,6 +135,14 @@ class Display:
             action()
         except (OSError, ValueError):  # a closed pipe or file; ValueError is Python's word for it
             self._broken = True
+
+
+def _shown(metrics: Mapping[str, Any]) -> Sequence[tuple[str, str, str]]:
+    """The columns of a step: of sampled completions all, else those that are there."""
+    if "groups/asked" in metrics or "reward" in metrics:
+        return _COLUMNS
+    given = [column for column in _GIVEN if metrics.get(column[1]) is not None]
+    return given or _COLUMNS
 
 
 def summary_table(summary: RunSummary) -> str:

@@ -29,7 +29,7 @@ class Ledger:
 
     `resume_step` is the step of the checkpoint that the run goes on from: rows of later steps are
     cut, because those steps are done again. None starts from zero and cuts all of them. Events are
-    never cut. `samples_per_step` completions are kept per step, drawn by (seed, step).
+    never cut. `samples_per_step` completions are kept per step, drawn by (seed, step); None: all.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class Ledger:
         *,
         resume_step: int | None,
         seed: int = 0,
-        samples_per_step: int = 8,
+        samples_per_step: int | None = 8,
     ) -> None:
         self._seed = seed
         self._samples_per_step = samples_per_step
@@ -104,7 +104,7 @@ class Ledger:
         return sum(len(file.waiting) for file in self._files)
 
     def _reservoir(self, step: int, rows: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        if len(rows) <= self._samples_per_step:
+        if self._samples_per_step is None or len(rows) <= self._samples_per_step:
             return rows
         order = draws.permutation(self._seed, "samples", len(rows), step)
         return [rows[place] for place in sorted(order[: self._samples_per_step].tolist())]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from surefoot.records import Group
+from surefoot.records import Group, Score
 
 
 def train_row(group: Group, *, dead: bool, kept: bool = True) -> dict[str, Any]:
@@ -53,13 +53,18 @@ def eval_row(group: Group, *, correct: bool | None) -> dict[str, Any]:
 def sample_rows(
     group: Group, *, advantages: Sequence[float | None], split: str = "train"
 ) -> list[dict[str, Any]]:
-    """Every completion of a group as people read it; `advantages` has one number each."""
+    """Every completion of a group as people read it; `advantages` has one number each.
+
+    `steps` are there for a score that has some: [end in characters, weighted value].
+    """
     assert len(advantages) == len(group.completions), (len(advantages), len(group.completions))
     scores = group.scores or (None,) * len(group.completions)
     return [
         {
             "split": split,
             "id": group.prompt.id,
+            "position": group.prompt.position,
+            "task": group.prompt.task,
             "sample": completion.sample,
             "prompt": group.prompt.text,
             "completion": completion.text,
@@ -71,8 +76,22 @@ def sample_rows(
             "length": len(completion.ids),
             "version": completion.version,
         }
+        | _steps(score)
+        | _messages(group)
         for completion, score, advantage in zip(group.completions, scores, advantages, strict=True)
     ]
+
+
+def _steps(score: Score | None) -> dict[str, list[list[float]]]:
+    if score is None or not score.steps:
+        return {}
+    return {"steps": [[end, value] for end, value in score.steps]}
+
+
+def _messages(group: Group) -> dict[str, Any]:
+    """The prompt as it was given, where `prompt` is what a template made of it."""
+    messages = group.prompt.messages
+    return {} if messages is None else {"messages": [dict(message) for message in messages]}
 
 
 def _parts(group: Group) -> dict[str, list[float | None]]:

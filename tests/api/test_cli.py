@@ -38,8 +38,8 @@ def train(recipe, overrides):
 def evaluate(target, overrides, *, checkpoint):
     print("eval", target, overrides, checkpoint)
     return Result()
-def export(run, dest, checkpoint):
-    print("export", run, dest, checkpoint)
+def export(run, dest, checkpoint, *, merge):
+    print("export", run, dest, checkpoint, merge)
 entry.train, entry.evaluate, entry.export = train, evaluate, export
 sys.modules["surefoot.loops"] = types.ModuleType("surefoot.loops")
 sys.modules["surefoot.loops.entry"] = entry
@@ -77,7 +77,7 @@ def test_the_verbs_and_their_options() -> None:
     assert surface == {
         "train": "recipe overrides",
         "eval": "target overrides --checkpoint --json",
-        "export": "run dest --checkpoint",
+        "export": "run dest --checkpoint --merge --pairs --demonstrations",
         "methods": "--json",
         "env": "--json",
     }
@@ -122,7 +122,7 @@ def test_env_as_json() -> None:
     facts = json.loads(command("env", "--json").stdout)
     assert facts["cpus"] >= 1
     assert facts["torch"]["threads"] >= 1
-    assert set(facts["extras"]) == {"smollm2", "tasks", "plot", "trl"}
+    assert set(facts["extras"]) == {"smollm2", "tasks", "plot", "lora", "trl"}
 
 
 def test_overrides_in_both_spellings(recipe: Path) -> None:
@@ -140,7 +140,7 @@ def test_eval_and_export_hand_on_their_arguments() -> None:
     done = command("eval", "runs/a", "--json")
     assert json.loads(done.stdout.partition("\n")[2]) == {"eval/accuracy": 0.5}
     done = command("export", "runs/a", "out")
-    assert "export runs/a out None" in done.stdout
+    assert "export runs/a out None False" in done.stdout
 
 
 def test_our_errors_are_one_message_and_exit_code_2(recipe: Path) -> None:

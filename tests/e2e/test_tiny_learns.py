@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import surefoot
 import surefoot.errors
 from surefoot.loops.entry import evaluate, export
-from surefoot.methods import rows
+from surefoot.methods import online_rows
 
 ROWS = [{"prompt": f"say {c}", "answer": c} for c in "abcdefgh"]
 
@@ -37,7 +37,7 @@ def recipe(model: Path, run: Path, method: dict[str, Any], steps: int) -> dict[s
     }
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_every_row_learns_to_shout(name: str, tiny_model: Path, tmp_path: Path) -> None:
     method: dict[str, Any] = {"name": name}
     if name == "vapo":

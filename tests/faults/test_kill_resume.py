@@ -33,13 +33,20 @@ from surefoot.rollout import LocalEngine
 METHODS = {
     "grpo": {"name": "grpo", "epochs": 2, "minibatches": 2},
     "dapo": {"name": "dapo", "keep": {"kind": "informative", "max_rounds": 2}},
-    "ppo": {"name": "ppo", "epochs": 2},
+    "ppo": {
+        "name": "ppo",
+        "epochs": 2,
+        "kl": {"controller": {"kind": "proportional", "target": 0.5, "horizon": 100}},
+    },
+    # Killed inside the warm-up, at its end, and after it.
+    "ppo_warm": {"name": "ppo_warm", "warmup": {"max_steps": 5}},
+    "vapo": {"name": "vapo", "credit": {"length_alpha": 1.0}, "warmup": {"max_steps": 6}},
     "reinforce_ma": {"name": "reinforce_ma", "baseline": {"scope": "task"}},
 }
 
 
-SECONDS: list[float] = []
-"""How long an undisturbed run takes here."""
+SECONDS: dict[str, float] = {}
+"""How long an undisturbed run of a method takes here."""
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +61,9 @@ def finished(
         # One of them in a process of its own, so that the forked ones are held to that.
         began = time.monotonic()
         done = train_afresh(recipe) if name == "grpo" else train(recipe)
+        SECONDS[name] = time.monotonic() - began
         assert done.returncode == 0, done.stderr
         made[name] = (recipe, recipe.parent / "run")
-    SECONDS.append(time.monotonic() - began)
     return made
 
 
@@ -120,7 +127,7 @@ def test_kill_nine_at_random_moments(
     killed = 0
     for _ in range(5):
         child = start(recipe)
-        time.sleep(rng.uniform(0.1, 0.8) * SECONDS[-1])
+        time.sleep(rng.uniform(0.1, 0.8) * SECONDS[name])
         kill(child)
         child.communicate(timeout=60)
         killed += child.returncode == -signal.SIGKILL

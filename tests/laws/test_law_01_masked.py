@@ -13,7 +13,7 @@ from support.tiny import architectures
 
 from surefoot.learner.batch import Batch, make_batch
 from surefoot.learner.update import Facts
-from surefoot.methods import FAMILIES, rows
+from surefoot.methods import FAMILIES, online_rows
 from surefoot.records import Completion, Group, ScoreStatus
 
 FAILED = ScoreStatus.INFRA_ERROR
@@ -46,7 +46,7 @@ def wider(batch: Batch, columns: int, *, fill: float) -> Batch:
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_padding_is_not_looked_at(name: str, reduce: str) -> None:
     method = row(name, group_size=4, reduce=reduce)
     plain = take_step(method, groups())
@@ -55,7 +55,7 @@ def test_padding_is_not_looked_at(name: str, reduce: str) -> None:
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_values_of_absent_completions_are_not_looked_at(name: str, minibatches: int) -> None:
     """Other tokens, other log-probabilities, NaN facts: where no score is, nothing is read."""
     method = row(name, group_size=4, minibatches=minibatches, epochs=2)
@@ -78,7 +78,7 @@ def _other(completion: Completion) -> Completion:
     return dataclasses.replace(completion, ids=ids, logps=(-7.0,) * len(ids), text="garbage")
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_lengths_of_absent_completions_change_no_denominator(name: str) -> None:
     method = row(name, group_size=4)
     longer = groups()
@@ -93,7 +93,7 @@ def test_lengths_of_absent_completions_change_no_denominator(name: str) -> None:
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_order_of_rows_and_groups_does_not_matter(name: str, reduce: str) -> None:
     method = row(name, group_size=4, reduce=reduce)
 

@@ -13,7 +13,7 @@ from surefoot.learner import update as module
 from surefoot.learner.batch import make_batch
 from surefoot.learner.layouts import NAMES, Name
 from surefoot.learner.update import Learner
-from surefoot.methods import Method, rows, with_fields
+from surefoot.methods import Method, online_rows, with_fields
 from surefoot.records import Group
 
 LENGTHS = [[1, 9, 4, 6], [12, 2, 3, 3], [5, 5, 5, 5]]
@@ -23,7 +23,7 @@ GPT2 = architectures()["gpt2"]  # no float32 casts inside: exact in float64
 
 def with_reduction(name: str, reduce: str) -> Method:
     """The row with another reduction."""
-    row = with_fields(rows()[name], {"reduce": reduce})
+    row = with_fields(online_rows()[name], {"reduce": reduce})
     assert isinstance(row, Method)
     return row
 
@@ -37,7 +37,7 @@ def advantages(*, zeros: bool) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_any_split_and_layout_gives_the_same_gradient(name: str, reduce: str) -> None:
     row, batch = with_reduction(name, reduce), batch_of(LENGTHS)
     reference = make_model(GPT2, seed=1, dtype=torch.float64)
@@ -70,7 +70,7 @@ def test_any_split_and_layout_gives_the_same_gradient(name: str, reduce: str) ->
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_skipping_what_has_no_coefficient_changes_nothing(name: str, reduce: str) -> None:
     """With a KL in its loss a row skips nothing: it is measured here without."""
     row, batch = with_reduction(name, reduce), batch_of(LENGTHS)
@@ -162,9 +162,9 @@ def test_an_absent_row_is_in_no_denominator(reduce: str) -> None:
     assert distance(absent.gradients[0], without.gradients[0]) < 1e-9
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_float32_on_a_model_with_casts(name: str) -> None:
-    row, batch = rows()[name], batch_of(LENGTHS)
+    row, batch = online_rows()[name], batch_of(LENGTHS)
     reference = make_model(seed=1)
     grads = []
     for budget, layouts in [(10_000, ("packed",)), (25, ("prefix",)), (1, ("rows",))]:
@@ -181,7 +181,7 @@ def test_float32_on_a_model_with_casts(name: str) -> None:
 
 
 def test_a_second_minibatch_sees_ratios_other_than_one() -> None:
-    row = dataclasses.replace(rows()["grpo"], minibatches=2)
+    row = dataclasses.replace(online_rows()["grpo"], minibatches=2)
     row = dataclasses.replace(row, kl=dataclasses.replace(row.kl, coef=0.0))
     batch = batch_of(LENGTHS[:2])
     seen: list[tuple[float, float]] = []

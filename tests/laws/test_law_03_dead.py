@@ -11,11 +11,16 @@ from surefoot.learner.batch import make_batch
 from surefoot.learner.update import Facts
 from surefoot.loops.credit import Credit
 from surefoot.loops.keep import is_informative
-from surefoot.methods import Method, is_group_relative, rows
+from surefoot.methods import Method, is_group_relative, online_rows
 from surefoot.records import Group
 
 SEVENTHS = [float(np.float32(0.7))] * 8
-RELATIVE = [name for name, value in rows().items() if is_group_relative(value)]
+RELATIVE = [
+    name
+    for name, value in online_rows().items()
+    # With a critic's part beside the group's, only the latter is zeroed.
+    if is_group_relative(value) and value.critic.kind == "none"
+]
 
 
 def credit_of(method: Method, groups: list[Group], facts: Facts | None = None) -> Credit:

@@ -7,12 +7,12 @@ import torch
 from support.hand import group, no_kl, take_step
 
 from surefoot.errors import RecipeError
-from surefoot.methods import Method, is_group_relative, resolve, rows
+from surefoot.methods import Method, is_group_relative, online_rows, resolve
 from surefoot.recipe import load
 from surefoot.records import ScoreStatus, StopReason
 
 FAILED = ScoreStatus.INFRA_ERROR
-RELATIVE = [name for name, value in rows().items() if is_group_relative(value)]
+RELATIVE = [name for name, value in online_rows().items() if is_group_relative(value)]
 
 
 def recipe(name: str, size: int) -> dict[str, object]:
@@ -52,7 +52,7 @@ def test_rows_with_another_baseline_may_ask_once() -> None:
 
 def test_a_row_of_ones_own_is_refused_as_well() -> None:
     with pytest.raises(RecipeError, match="nothing to compare with"):
-        Method(name="mine", group_size=1, baseline=rows()["rloo"].baseline)  # type: ignore[union-attr]
+        Method(name="mine", group_size=1, baseline=online_rows()["rloo"].baseline)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("low", [0, 1, 9])

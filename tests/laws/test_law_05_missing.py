@@ -10,7 +10,7 @@ import torch
 from support.hand import apart, credited, group, no_kl, row, stood, take_step
 
 from surefoot.learner.batch import make_batch
-from surefoot.methods import FAMILIES, Method, is_group_relative, min_group, rows
+from surefoot.methods import FAMILIES, Method, is_group_relative, min_group, online_rows
 from surefoot.records import Group, ScoreStatus
 
 FAILED = ScoreStatus.INFRA_ERROR
@@ -44,7 +44,7 @@ def test_the_batch_mean_leaves_them_out_too() -> None:
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_the_rest_of_the_group_is_as_if_it_were_not_there(name: str, reduce: str) -> None:
     """The whole step, with KL: missing beside four others, against a group of four."""
     whole = group([1.0, 0.0, 0.5, 0.0], lengths=[2, 3, 5, 4])
@@ -68,7 +68,7 @@ def test_the_rest_of_the_group_is_as_if_it_were_not_there(name: str, reduce: str
 
 
 @pytest.mark.parametrize(("size", "least"), [(2, 2), (3, 3), (4, 3), (6, 5), (8, 6), (16, 12)])
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_by_default_three_quarters_must_be_there(name: str, size: int, least: int) -> None:
     method = no_kl(name, group_size=size)
     assert min_group(method) == least
@@ -86,7 +86,7 @@ def test_one_sample_is_enough_where_nothing_is_compared() -> None:
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_a_dropped_group_is_in_no_denominator(name: str, reduce: str) -> None:
     method = row(name, group_size=4, reduce=reduce)
     whole = group([1.0, 0.0, 0.5, 0.0])
@@ -97,7 +97,7 @@ def test_a_dropped_group_is_in_no_denominator(name: str, reduce: str) -> None:
     assert beside.metrics["frac_reward_zero_std"] == 0.0
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_a_whole_step_of_missing_scores_trains_nothing(name: str) -> None:
     step = take_step(row(name, group_size=4), [group([FAILED] * 4), group([FAILED] * 4, index=1)])
     assert step.report.steps == 0 and not step.credit.signal_found

@@ -9,7 +9,7 @@ import torch
 from support.hand import credited, group, no_kl
 
 from surefoot.learner.batch import make_batch
-from surefoot.methods import GroupStd, Method, describe, rows
+from surefoot.methods import GroupStd, Method, describe, online_rows
 from surefoot.records import Group, ScoreStatus
 
 WHITENED = {
@@ -18,16 +18,18 @@ WHITENED = {
     "gdpo": "sequence",
     "ppo": "token",
     "vapo": "token",
+    "ppo_warm": "token",
+    "grpo_critic": "token",
 }
 SCALED = [
     name
-    for name, row in rows().items()
+    for name, row in online_rows().items()
     if row.scale.kind == "group_std" and name not in WHITENED  # type: ignore[union-attr]
 ]
 # A greedy score or a history stays what it is when a step's rewards grow.
 PLAIN = [
     name
-    for name, row in rows().items()
+    for name, row in online_rows().items()
     if row.scale.kind == "none"  # type: ignore[union-attr]
     and name not in WHITENED
     and row.baseline.kind not in ("greedy", "history")  # type: ignore[union-attr]
@@ -41,9 +43,9 @@ def advantages(method: Method, *groups: Group) -> list[list[float]]:
 
 def test_the_rows_concerned() -> None:
     assert {"grpo", "dapo"} <= set(SCALED) and {"reinforce", "rloo"} <= set(PLAIN)
-    assert rows()["gdpo"].scale == GroupStd(ddof=1, eps=1e-4, per_part=True)  # type: ignore[union-attr]
+    assert online_rows()["gdpo"].scale == GroupStd(ddof=1, eps=1e-4, per_part=True)  # type: ignore[union-attr]
     for name in SCALED:
-        assert rows()[name].scale == GroupStd(ddof=1, eps=1e-4, per_part=False)  # type: ignore[union-attr]
+        assert online_rows()[name].scale == GroupStd(ddof=1, eps=1e-4, per_part=False)  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("name", SCALED)
@@ -119,13 +121,13 @@ def test_the_mean_of_the_group_by_hand() -> None:
     assert found == [[3, -1, -1, -1], [1, 1, -1, -1], [0, 0, 0, 0]]
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_a_row_whitens_only_if_it_says_so(name: str) -> None:
-    row = rows()[name]
+    row = online_rows()[name]
     assert isinstance(row, Method) and row.whiten.kind == WHITENED.get(name, "none")
 
 
-@pytest.mark.parametrize("name", [n for n in WHITENED if n not in ("ppo", "vapo")])
+@pytest.mark.parametrize("name", [n for n in WHITENED if online_rows()[n].critic.kind == "none"])
 def test_whitening_by_hand(name: str) -> None:
     # 3, 1, 1, -1 in completions of equal length: mean 1, and 8 / 4 for the population.
     four = group([3.0, 1.0, 1.0, -1.0], lengths=[3, 3, 3, 3])

@@ -11,12 +11,12 @@ from support.steps import batch_of, distance, make_learner, update
 from support.tiny import architectures, make_model
 
 from surefoot.learner.layouts import NAMES, Name
-from surefoot.methods import Method, NoGate, Ratio, rows, with_fields
+from surefoot.methods import Method, NoGate, Ratio, online_rows, with_fields
 
 LENGTHS = [[3, 8, 1, 6], [5, 5, 2, 7]]
 RATIOS = [
     name
-    for name, value in rows().items()
+    for name, value in online_rows().items()
     if isinstance(value, Method) and value.ratio.level != "none"
 ]
 
@@ -24,7 +24,7 @@ RATIOS = [
 @pytest.mark.parametrize("layout", NAMES)
 @pytest.mark.parametrize("architecture", ["llama", "gpt2", "qwen3"])
 def test_the_ratio_starts_at_exactly_one(architecture: str, layout: Name) -> None:
-    row = dataclasses.replace(rows()["grpo"], epochs=2)
+    row = dataclasses.replace(online_rows()["grpo"], epochs=2)
     config = copy.deepcopy(architectures()[architecture])
     if architecture == "gpt2":
         # Dropout in a model's config stays off unless it is asked for.
@@ -43,7 +43,7 @@ def test_the_ratio_starts_at_exactly_one(architecture: str, layout: Name) -> Non
 
 @pytest.mark.parametrize("name", RATIOS)
 def test_the_first_of_two_epochs_is_at_one_and_the_second_is_not(name: str) -> None:
-    row = with_fields(rows()[name], {"epochs": 2, "ratio": {"to": "old"}})
+    row = with_fields(online_rows()[name], {"epochs": 2, "ratio": {"to": "old"}})
     assert isinstance(row, Method)
     model = make_model()
     learner = make_learner(model, row, reference=copy.deepcopy(model), learning_rate=0.05)
@@ -59,9 +59,9 @@ def test_the_first_of_two_epochs_is_at_one_and_the_second_is_not(name: str) -> N
     assert distance(out.gradients[0], first) < 1e-5
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_one_step_alone_reads_its_old_logps_from_the_first_forward(name: str) -> None:
-    row = with_fields(rows()[name], {"ratio": {"to": "old"}} if name in RATIOS else {})
+    row = with_fields(online_rows()[name], {"ratio": {"to": "old"}} if name in RATIOS else {})
     assert isinstance(row, Method)
     model = make_model()
     learner = make_learner(model, row, reference=copy.deepcopy(model))
@@ -76,7 +76,7 @@ def test_one_step_alone_reads_its_old_logps_from_the_first_forward(name: str) ->
 def test_a_lower_precision_reference_is_close() -> None:
     model = make_model(spread=0.05)
     reference = copy.deepcopy(model).to(torch.bfloat16)
-    learner = make_learner(model, rows()["grpo"], reference=reference)
+    learner = make_learner(model, online_rows()["grpo"], reference=reference)
     batch = batch_of(LENGTHS)
     plan = learner.plan(batch, torch.ones(8, dtype=torch.bool), step=1)
     facts = learner.score(batch, plan, old=True, reference=True)

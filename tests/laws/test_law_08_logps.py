@@ -15,7 +15,7 @@ from surefoot.learner.batch import make_batch
 from surefoot.learner.layouts import NAMES, Bundle, build
 from surefoot.learner.scorer import Scorer
 from surefoot.loops.assemble import sampling
-from surefoot.methods import rows
+from surefoot.methods import online_rows
 from surefoot.recipe import load
 
 
@@ -79,7 +79,7 @@ def test_a_models_generation_defaults_change_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "key", ["top_p=0.9", "top_k=5", "min_p=0.1", "min_new_tokens=3"], ids=lambda k: k.split("=")[0]
 )
-@pytest.mark.parametrize("method", rows())
+@pytest.mark.parametrize("method", online_rows())
 def test_truncated_sampling_is_refused_unless_allowed(key: str, method: str) -> None:
     recipe = {"data": "addition", "reward": "exact", "method": method, "run": {"steps": 1}}
     with pytest.raises(RecipeError, match="truncated_sampling"):

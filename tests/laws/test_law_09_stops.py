@@ -10,7 +10,7 @@ from support.tiny import make_model
 
 from surefoot.learner.batch import Batch, make_batch
 from surefoot.learner.loss import LossInputs, microbatch_loss
-from surefoot.methods import rows, with_fields
+from surefoot.methods import online_rows, with_fields
 from surefoot.models.template import PromptTemplate, stop_ids
 from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
 from surefoot.rollout.stops import StopRule
@@ -89,7 +89,7 @@ def test_the_end_token_has_gradient_and_nothing_follows_it() -> None:
         batch.mask_BT,
         weight,
     )
-    microbatch_loss(inputs, rows()["rloo"]).loss.backward()
+    microbatch_loss(inputs, online_rows()["rloo"]).loss.backward()
     assert logp.grad is not None
     last = torch.arange(logp.shape[1]) == (lengths - 1)[:, None]
     assert bool((logp.grad[last] != 0).all())
@@ -99,7 +99,7 @@ def test_the_end_token_has_gradient_and_nothing_follows_it() -> None:
 def test_the_trained_ids_are_the_sampled_ids() -> None:
     groups = make_engine(max_new_tokens=20).sample(PROMPTS, 4, purpose="rollout")
     batch = make_batch(groups)
-    learner = make_learner(make_model(), rows()["rloo"])
+    learner = make_learner(make_model(), online_rows()["rloo"])
     plan = learner.plan(batch, torch.ones(16, dtype=torch.bool), step=1)
     flat = [c.ids for g in groups for c in g.completions]
     seen = 0
@@ -144,17 +144,17 @@ def ended_batch() -> Batch:
     return make_batch([Group(prompt, completions, scores)])
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_the_gradient_of_a_step_is_that_of_the_sampled_tokens_and_their_ends(name: str) -> None:
     """Against plain autograd on one row at a time, where there is no padding to get wrong.
 
     At unchanged weights the gradient of a ratio is that of the log-probability.
     """
     changes: dict[str, object] = {"reduce": "token_mean", "kl": {"coef": 0.0}, "terms": []}
-    if rows()[name].ratio.to == "sampler":  # type: ignore[union-attr]
+    if online_rows()[name].ratio.to == "sampler":  # type: ignore[union-attr]
         # The sampled log-probabilities here are made up; the ratio to the trainer's own is 1.
         changes["ratio"] = {"to": "old"}
-    row = with_fields(rows()[name], changes)
+    row = with_fields(online_rows()[name], changes)
     advantages = [0.7, -1.1, 0.9, 0.4]
     learner = make_learner(make_model(), row, temperature=1.0)  # type: ignore[arg-type]
     out = update(learner, ended_batch(), torch.tensor(advantages))

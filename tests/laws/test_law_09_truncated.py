@@ -7,7 +7,7 @@ import torch
 from support.hand import CAP, apart, credited, group, no_kl, row, stood, take_step
 
 from surefoot.learner.batch import make_batch
-from surefoot.methods import FAMILIES, Method, rows
+from surefoot.methods import FAMILIES, Method, online_rows
 from surefoot.records import Group, ScoreStatus, StopReason
 
 FAILED = ScoreStatus.INFRA_ERROR
@@ -20,7 +20,7 @@ def advantages(method: Method, *groups: Group) -> list[list[float]]:
     return credited(method, batch).advantage_PG.tolist()  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_by_default_the_score_counts(name: str) -> None:
     method = no_kl(name, group_size=4)
     assert method.truncated.kind == "score"
@@ -78,7 +78,7 @@ def test_masking_is_not_missing_so_two_samples_keep_a_group() -> None:
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_mask_takes_it_out_of_numerators_and_denominators(name: str, reduce: str) -> None:
     """With it, or without it in the group at all: the same loss and gradient."""
     lengths = [2, 3, 5, 4]
@@ -97,7 +97,7 @@ def test_mask_takes_it_out_of_numerators_and_denominators(name: str, reduce: str
 
 
 @pytest.mark.parametrize("kind", ["score", "mask", "floor"])
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_what_the_engine_failed_to_give_is_never_trained(name: str, kind: str) -> None:
     """Even if somebody scored it: stop reason error is absent, and is not truncation."""
     changes: dict[str, object] = {"truncated": kind}

@@ -10,11 +10,11 @@ from support.hand import assigned, group, no_kl, stood
 
 from surefoot.learner.batch import make_batch
 from surefoot.learner.update import Facts
-from surefoot.methods import Gae, Method, rows
+from surefoot.methods import Gae, Method, online_rows
 
 CRITICS = [
     name
-    for name, value in rows().items()
+    for name, value in online_rows().items()
     if isinstance(value, Method) and isinstance(value.credit, Gae)
 ]
 
@@ -23,8 +23,8 @@ def estimated(
     name: str, values: list[float], mask: list[bool], length: int
 ) -> tuple[list[float], list[float]]:
     """Advantages and targets of one completion with score 1, lambda 0.5, no whitening."""
-    credit = {"lam": 0.5, "critic_lam": None, "length_alpha": None}
-    method = no_kl(name, group_size=1, credit=credit, whiten="none")
+    credit = {"lam": 0.5, "critic_lam": None, "length_alpha": None, "group_weight": None}
+    method = no_kl(name, group_size=1, credit=credit, whiten="none", baseline="none", scale="none")
     batch = make_batch([group([1.0], lengths=[length])])
     batch = dataclasses.replace(batch, mask_BT=torch.tensor([mask]))
     facts = Facts(value_BT=torch.tensor([values], dtype=torch.float64))

@@ -27,7 +27,7 @@ from surefoot.learner.scorer import Scorer
 from surefoot.learner.update import Facts
 from surefoot.loops.assemble import keeps_reference
 from surefoot.loops.credit import Credit, kl_in_reward
-from surefoot.methods import Method, rows
+from surefoot.methods import Method, online_rows
 from surefoot.records import Completion, Group, ScoreStatus, StopReason
 
 # k1 per token: 0.25 + 0.5 in the first completion; 0, -0.25 and 0.5 in the second.
@@ -131,7 +131,7 @@ def test_two_places_at_once_cannot_be_written() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name, value in rows().items() if value.kl.place != "none"],  # type: ignore[union-attr]
+    [name for name, value in online_rows().items() if value.kl.place != "none"],  # type: ignore[union-attr]
 )
 def test_coefficient_zero_enters_nowhere(name: str) -> None:
     free = row(name, group_size=4, kl={"coef": 0.0})

@@ -13,7 +13,7 @@ from support.loop import make_loop, plain_script
 
 from surefoot.errors import StoppedOnFinding
 from surefoot.learner.batch import make_batch
-from surefoot.methods import rows
+from surefoot.methods import online_rows
 from surefoot.records import Prompt, Score, ScoreStatus, StopReason
 from surefoot.reward import Grader
 from surefoot.rollout.scripted import ScriptedEngine
@@ -86,7 +86,7 @@ def test_a_part_that_does_not_apply_leaves_the_sum() -> None:
     assert [s.parts["nothing"] for s in graded(half, nothing)] == [None, None]
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_unscorable_drops_the_group_whole(name: str) -> None:
     """One completion is enough: it is the row's fault, not the completion's."""
     method = no_kl(name, group_size=8)

@@ -14,13 +14,18 @@ from support.tiny import make_model
 
 from surefoot.errors import DataError, ModelError, RecipeError, StoppedOnFinding
 from surefoot.learner.optim import Optimizer
-from surefoot.methods import is_group_relative, rows
+from surefoot.methods import is_group_relative, online_rows
 from surefoot.recipe import batch_arithmetic, load
 from surefoot.recipe.schema import Optim
 from surefoot.records import Prompt, ScoreStatus
 from surefoot.run.checkpoint import load_latest
 
-RELATIVE = [name for name, value in rows().items() if is_group_relative(value)]
+RELATIVE = [
+    name
+    for name, value in online_rows().items()
+    # With a critic's part beside the group's, only the latter is zeroed.
+    if is_group_relative(value) and value.critic.kind == "none"
+]
 
 
 def quiet(name: str, **changes: object) -> dict[str, Any]:

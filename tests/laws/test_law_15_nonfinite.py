@@ -16,7 +16,7 @@ from surefoot.errors import StoppedOnFinding
 from surefoot.learner import update
 from surefoot.learner.loss import LossInputs, LossSums, microbatch_loss
 from surefoot.learner.update import Learner
-from surefoot.methods import FAMILIES, Method, rows
+from surefoot.methods import FAMILIES, Method, online_rows
 from surefoot.records import Group, Prompt
 from surefoot.rollout.scripted import Line
 
@@ -51,7 +51,7 @@ def whole() -> list[Group]:
 
 @pytest.mark.parametrize("place", ["loss", "gradient"])
 @pytest.mark.parametrize("value", BAD)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_the_optimizer_step_is_skipped(
     monkeypatch: pytest.MonkeyPatch, name: str, value: float, place: str
 ) -> None:
@@ -243,7 +243,7 @@ def test_the_token_is_in_no_loss_and_no_denominator(reduce: str, value: float) -
 
 
 @pytest.mark.parametrize("reduce", REDUCTIONS)
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_which_non_finite_value_does_not_matter(name: str, reduce: str) -> None:
     method = row(name, group_size=4, reduce=reduce)
     steps = [take_step(method, torn(whole(), value)) for value in BAD]

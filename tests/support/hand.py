@@ -19,6 +19,7 @@ from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import keeps_reference
 from surefoot.loops.credit import Credit, assign, kl_in_reward, needs_facts
+from surefoot.loops.health import critic_metrics
 from surefoot.loops.history import HistoryBook
 from surefoot.loops.standing import Standing, stand
 from surefoot.methods import Critic as CriticRow
@@ -192,7 +193,9 @@ def take_step(
     if needs_facts(method):
         plan = learner.plan(batch, present_B, step=1)
         charged = kl_in_reward(method)
-        facts = learner.score(batch, plan, old=charged, reference=charged)
+        in_loss = method.kl.place == "loss" and method.kl.coef != 0
+        old = charged or not learner.single_step
+        facts = learner.score(batch, plan, old=old, reference=charged or in_loss)
         facts = _poisoned(facts, hidden_BT) if poison else facts
         credit = assigned(method, batch, standing, facts)
         plan = plan.only(credit.forwarded_B)
@@ -218,7 +221,7 @@ def take_step(
     out = names.credit_metrics(standing, credit)
     out.update(names.update_metrics(batch, standing, facts, report, method))
     if facts.value_BT is not None:
-        out.update(names.critic_metrics(batch, standing, credit, facts, report))
+        out.update(critic_metrics(batch, standing, credit, facts, report, seed=0, step=1))
     return Step(standing, credit, report, gradient, out)
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from support.hand import Told, score
 from surefoot.learner.update import Learner
 from surefoot.loops.assemble import Outside, Parts, assemble, make_learner, resolve_budget
-from surefoot.loops.online import Desk, OnlineLoop
+from surefoot.loops.desk import Desk
+from surefoot.loops.online import OnlineLoop
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.recipe import load, to_yaml

@@ -143,9 +143,14 @@ def descendants(pid: int) -> set[int]:
 
 
 def rows_of(run: Path, name: str) -> list[str]:
-    """The rows of a ledger file as text, without what no identity claim covers."""
+    """The rows of a ledger file as text, without what no identity claim covers.
+
+    A file without rows may not be there: supervised runs have no groups and no samples.
+    """
     outside = ("time/", "memory/", "host/")
     kept = []
+    if not (run / name).exists():
+        return kept
     for line in (run / name).read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         kept.append(json.dumps({k: v for k, v in row.items() if not k.startswith(outside)}))

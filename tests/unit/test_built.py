@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from surefoot.learner import loss
-from surefoot.loops import control, credit, standing
-from surefoot.methods import BUILT, FAMILIES, Method, check_built, rows
+from surefoot.loops import compare, control, credit, standing
+from surefoot.methods import BUILT, FAMILIES, Method, check_built, online_rows
 from surefoot.objective import kl, reduce
 
 
 @pytest.mark.parametrize(
     ("field", "dispatched"),
     [
-        ("baseline", set(credit.BASELINES)),
-        ("scale", set(credit.SCALES)),
+        ("baseline", set(compare.BASELINES)),
+        ("scale", set(compare.SCALES)),
         ("shaping", set(standing.SHAPINGS)),
         ("credit", set(credit.CREDITS)),
         ("gate", set(loss.GATES)),
@@ -31,10 +31,10 @@ def test_built_is_what_is_dispatched(field: str, dispatched: set[str]) -> None:
     assert BUILT[field] == dispatched
 
 
-@pytest.mark.parametrize("name", rows())
+@pytest.mark.parametrize("name", online_rows())
 def test_every_row_of_this_build_is_built(name: str) -> None:
-    check_built(rows()[name])
-    assert isinstance(rows()[name], Method)
+    check_built(online_rows()[name])
+    assert isinstance(online_rows()[name], Method)
 
 
 def test_every_kind_that_is_built_is_one_that_can_be_written() -> None:

@@ -8,7 +8,7 @@ import pytest
 from data_stand_ins import Spec, Words, recipe, write_lines
 
 from surefoot.data import build
-from surefoot.errors import DataError, NotBuiltError, RecipeError
+from surefoot.errors import DataError, RecipeError
 from surefoot.models import load_model
 from surefoot.recipe import load
 
@@ -215,8 +215,8 @@ def test_the_report_accounts_for_every_row():
     ]
 
 
-def test_later_features_are_refused_by_name():
-    with pytest.raises(NotBuiltError, match=r"data\.max_tokens: 99 is not built yet"):
+def test_a_limit_on_whole_rows_is_not_for_prompts():
+    with pytest.raises(RecipeError, match=r"data\.max_tokens: nothing reads it for prompts"):
         built(numbered(3), max_tokens=99)
 
 

@@ -10,7 +10,7 @@ from test_data_stream import ids, stream
 
 from surefoot.data import build
 from surefoot.data.options import KEYS, read_options
-from surefoot.errors import NotBuiltError, RecipeError
+from surefoot.errors import RecipeError
 from surefoot.recipe import load
 from surefoot.recipe.schema import DataSource
 
@@ -167,7 +167,7 @@ def test_the_keys_load_from_a_recipe():
     }
     first, second = load(wanted).data
     assert (first.until_step, first.keep_solve_rate, second.from_step) == (4, (0.1, 0.9), 4)
-    with pytest.raises(NotBuiltError, match=r"data\.1\.max_tokens"):
+    with pytest.raises(RecipeError, match=r"data\.1\.max_tokens"):
         load(wanted, ["data.1.max_tokens=9"])
     for bad, message in (("[0.9, 0.1]", "low rate is above"), ("[0, 1]", "passes over nothing")):
         with pytest.raises(RecipeError, match=rf"data\.0\.keep_solve_rate: .*{message}"):

@@ -23,7 +23,7 @@ from torch import Tensor
 from surefoot.learner.batch import make_batch
 from surefoot.learner.scorer import Scorer
 from surefoot.loops.standing import stand
-from surefoot.methods import rows
+from surefoot.methods import online_rows
 from surefoot.models import PromptTemplate
 from surefoot.objective import credit, kl
 from surefoot.records import ScoreStatus
@@ -209,7 +209,7 @@ def test_a_tokenizer_that_adds_its_own_beginning_adds_none_to_a_prompt() -> None
     assert PromptTemplate(tokenizer, template="none", max_context=512).encode("a").count(begin) == 1
 
 
-@pytest.mark.parametrize("name", list(rows()))
+@pytest.mark.parametrize("name", list(online_rows()))
 def test_no_advantage_grows_out_of_rounding(name: str) -> None:
     """Seven of 0.35 and one of 0: sums of squares in float32 once made 2154 of it."""
     method = no_kl(name)

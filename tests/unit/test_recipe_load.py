@@ -72,7 +72,7 @@ def test_the_whole_key_tree_is_known() -> None:
         "min_new_tokens stop rows ahead urls",
         "optim": "learning_rate schedule warmup_steps betas eps weight_decay max_grad_norm "
         "tokens_per_microbatch batch_size offload",
-        "run": "dir steps epochs seed eval_every checkpoint_every keep trackers "
+        "run": "dir steps epochs seed eval_every checkpoint_every keep samples trackers "
         "stop_without_signal stop_at_failure_rate allow allow_change",
         "doctor": "action",
         "judge": "base_url model budget_calls budget_usd",
@@ -505,21 +505,15 @@ def test_the_source_is_not_changed() -> None:
 @pytest.mark.parametrize(
     ("sections", "key"),
     [
-        ({"model": {"lora": {"rank": 4}}}, "model.lora"),
-        ({"model": {"gradient_checkpointing": True}}, "model.gradient_checkpointing"),
         ({"model": {"template": "mine.jinja"}}, "model.template"),
-        ({"critic": {"share_trunk": True}, "method": "ppo"}, "critic.share_trunk"),
         ({"rollout": {"engine": "vllm"}}, "rollout.engine"),
         ({"rollout": {"ahead": 1}}, "rollout.ahead"),
         ({"rollout": {"urls": ["http://x"]}}, "rollout.urls"),
         ({"optim": {"offload": True}}, "optim.offload"),
         ({"doctor": {"action": "stop"}}, "doctor.action"),
         ({"judge": {"model": "x"}}, "judge.model"),
-        ({"stages": [{"name": "sft"}]}, "stages"),
-        ({"data": {"source": "addition", "max_tokens": 3}}, "data.0.max_tokens"),
         ({"reward": {"use": "numeric", "price": 0.1}}, "reward.0.price"),
-        ({"method": {"name": "reinforce", "credit": "process"}}, "method.credit"),
-        ({"method": {"name": "dpo", "type": "preference"}, "run": {}}, "preference"),
+        ({"method": {"name": "dpo", "weight": "likelihood"}}, "method.weight"),
     ],
 )
 def test_later_features_are_refused_by_name(sections: dict[str, Any], key: str) -> None:

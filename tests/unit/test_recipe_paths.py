@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.tiny import save_tiny
 
-from surefoot.errors import ModelError, NotBuiltError, RecipeError
+from surefoot.errors import ModelError, RecipeError
 from surefoot.models import load_model
 from surefoot.models.load import resolve_directory
 from surefoot.recipe import load
@@ -90,8 +90,3 @@ def test_an_unknown_section_far_from_every_name_is_answered_with_the_sections(
     # A near alias is still named.
     with pytest.raises(RecipeError, match="did you mean 'num_generations'"):
         load(recipe, ["num_generation=4"])
-
-
-def test_a_section_that_is_not_built_is_named_by_what_was_given(recipe: Path) -> None:
-    with pytest.raises(NotBuiltError, match=r"model\.lora: with rank 4 is not built"):
-        load(recipe, ["model.lora.rank=4"])

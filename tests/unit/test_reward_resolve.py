@@ -110,7 +110,7 @@ def test_what_cannot_be_found_is_named_with_the_nearest(folder, use, message):
         resolve([Entry(use)], base_dir=folder)
 
 
-@pytest.mark.parametrize("use", ["stage:reward_model", "judge", "code", "model"])
+@pytest.mark.parametrize("use", ["stage:reward_model", "judge"])
 def test_later_rewards_say_so(use):
     with pytest.raises(NotBuiltError, match=use):
         resolve([Entry(use)])

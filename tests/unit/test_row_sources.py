@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.methods import FAMILIES, describe, rows
+from surefoot.methods import FAMILIES, describe, online_rows
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 FACTS: Mapping[str, Any] = runpy.run_path(str(DOCS / "method_facts.py"))["FACTS"]
@@ -52,14 +52,14 @@ def test_leaves() -> None:
 
 
 def test_the_tables_have_the_same_rows() -> None:
-    assert set(FACTS) == set(rows())
+    assert set(FACTS) == set(online_rows())
 
 
-@pytest.mark.parametrize("name", list(rows()))
+@pytest.mark.parametrize("name", list(online_rows()))
 def test_every_value_of_the_row_is_the_one_that_has_a_source(name: str) -> None:
     assert name in FACTS, f"docs/method_facts.py has no row {name}"
     told = {key: fact.value for key, fact in FACTS[name].fields.items()}
-    assert leaves(describe(rows()[name])) == told
+    assert leaves(describe(online_rows()[name])) == told
 
 
 @pytest.mark.parametrize("name", list(FACTS))

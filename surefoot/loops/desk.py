@@ -1,0 +1,88 @@
+"""Where a run writes while it goes, and the checkpoints that it leaves.
+
+Owns the bundle of directory, ledger, trackers and terminal, and how often a save may fail.
+Refuses to own what is in a checkpoint (`state`), and when one is due (the loops).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from surefoot.errors import CheckpointError
+from surefoot.loops.callbacks import Callbacks
+from surefoot.run.checkpoint import save
+from surefoot.run.directory import RunDirectory
+from surefoot.run.display import Display
+from surefoot.run.ledger import Ledger
+from surefoot.run.trackers import Trackers
+
+
+@dataclass
+class Desk:
+    """Where a run writes: its directory, ledger, trackers and the terminal."""
+
+    directory: RunDirectory
+    ledger: Ledger
+    trackers: Trackers
+    display: Display
+    identity: dict[str, str]
+
+    def tell(self, kind: str, text: str, facts: dict[str, Any] | None = None) -> None:
+        """An event that people should see while the run goes."""
+        self.ledger.event(kind, text, facts)
+        self.display.note(text)
+
+    def write(
+        self,
+        step: int,
+        row: Mapping[str, float | int | str | None],
+        groups: list[dict[str, Any]],
+        samples: list[dict[str, Any]],
+    ) -> None:
+        """The rows of a step, in the ledger and the trackers; their troubles are told."""
+        self.ledger.step(step, row, groups, samples)
+        self.trackers.log(step, row)
+        for trouble in self.trackers.troubles():
+            self.tell("tracker", trouble)
+
+
+class Saver:
+    """Saves checkpoints; one failure is survived, two in a row stop the run."""
+
+    def __init__(self, desk: Desk, callbacks: Callbacks, *, keep: int, saved: int) -> None:
+        """`saved` is the step of the newest checkpoint, -1 without one."""
+        self._desk = desk
+        self._callbacks = callbacks
+        self._keep = keep
+        self._failed = 0
+        self.saved = saved
+
+    def save(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, torch.Tensor]],
+        state: Mapping[str, Any],
+    ) -> None:
+        desk = self._desk
+        began = time.perf_counter()
+        desk.ledger.sync()
+        try:
+            path = save(
+                desk.directory, step, tensors, state, keep=self._keep, identity=desk.identity
+            )
+        except CheckpointError as error:
+            self._failed += 1
+            desk.tell("checkpoint_failed", str(error))
+            if self._failed >= 2:
+                raise
+            return
+        self._failed = 0
+        self.saved = step
+        seconds = time.perf_counter() - began
+        desk.ledger.event("checkpoint", f"saved step {step}", {"step": step, "seconds": seconds})
+        self._callbacks.checkpoint(step, path)
