@@ -44,8 +44,9 @@ critic-study: $(READY)  ## PPO against RLOO and a warmed critic, on a character 
 critic-cost: $(READY)  ## Memory and time of a step with and without a critic.
 	$(BIN)/python bench/critic_cost.py
 
+# A file stays in one process, so that what its tests share is made once.
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n 2 --dist loadfile
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow

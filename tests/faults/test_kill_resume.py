@@ -117,7 +117,7 @@ def test_an_adaptive_coefficient_goes_on_where_it_was(tiny_model: Path, tmp_path
 
 
 @pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", ["grpo", "dapo", "ppo", "reinforce_ma"])
 def test_kill_nine_at_random_moments(
     name: str, seed: int, finished: dict[str, tuple[Path, Path]], tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -127,7 +127,7 @@ def test_kill_nine_at_random_moments(
     killed = 0
     for _ in range(5):
         child = start(recipe)
-        time.sleep(rng.uniform(0.1, 0.8) * SECONDS[name])
+        time.sleep(rng.uniform(0.1, 0.8) * min(SECONDS.values()))
         kill(child)
         child.communicate(timeout=60)
         killed += child.returncode == -signal.SIGKILL

@@ -54,7 +54,7 @@ def test_values_that_count(value, expected):
         [1.0],
         {},
         1j,
-        object(),
+        pytest.param(object(), id="object"),
         decimal.Decimal(1),
         10**400,
         np.array([1.0]),
