@@ -55,11 +55,11 @@ def test_kill_nine_in_each_stage(finished: Path, tiny_model: Path, tmp_path: Pat
     assert ("stage_began", "second", True) in seen
 
 
-@pytest.mark.parametrize(("function", "part"), [("export", False), ("_sync", True)])
+@pytest.mark.parametrize(("function", "part"), [("export_whole", False), ("_sync", True)])
 def test_kill_nine_between_the_last_step_and_the_model(
     function: str, part: bool, finished: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
-    """`export` dies before anything is written, `_sync` when the files are there unnamed."""
+    """`export_whole` dies before anything is written, `_sync` when the files are there unnamed."""
     recipe = make_chain(tmp_path, tiny_model)
     done = subprocess.run(
         [sys.executable, "-c", DIES.format(function=function, recipe=str(recipe))],
