@@ -165,7 +165,8 @@ def _card(
     return Card(
         name=directory.name,
         kind=kind,
-        base=f"{path}{at}",
+        # The word for an earlier stage stays right when the chain is moved.
+        base=recipe.stages.get("model.path", f"{path}{at}"),
         hub_id=path if is_hub else None,
         method=recipe.method.name,
         adapter=adapter,

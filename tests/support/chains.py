@@ -37,10 +37,9 @@ def stage(run: Path, name: str) -> Path:
 
 
 def model_files(run: Path, name: str) -> dict[str, bytes]:
-    """What a stage saved, byte for byte; but for its card, which names the chain's own folder."""
+    """What a stage saved, byte for byte."""
     folder = stage(run, name) / "model"
-    files = (file for file in sorted(folder.iterdir()) if file.name != "README.md")
-    return {file.name: file.read_bytes() for file in files}
+    return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
 def assert_same_chain(got: Path, want: Path) -> None:
