@@ -5,11 +5,9 @@ Owns the counts and the lines printed from them. Refuses to own any decision abo
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
-from surefoot.data.report import LOUD_SHARE
-from surefoot.data.rows import Quarantined
+from surefoot.data.report import Report, told
 
 COUNTS = (
     "rows",
@@ -64,21 +62,10 @@ class ExampleSourceReport:
 
     def lines(self) -> list[str]:
         """One line of what was kept, and one for each thing that was not."""
-        lines = [
+        head = [
             f"{self.source}: {self.rows} rows, {self.train} to train on, {self.eval} for eval",
             f"  {self.examples} {self.kind}, {self.tokens} tokens, {self.trained_tokens} trained",
         ]
-        if self.revision:
-            lines.append(f"  revision {self.revision}")
-        if self.drawn:
-            lines.append(f"  {self.drawn}")
-        if self.too_long:
-            share = self.too_long / self.rows
-            loud = ". That is a large share: check the limit" if share > LOUD_SHARE else ""
-            lines.append(
-                f"  {self.too_long} left out ({share:.1%}): longer than {self.limit} tokens "
-                f"({self.limit_reason}){loud}"
-            )
         notes = {
             "quarantined": "left out: invalid (listed in the quarantine)",
             "control_tokens": "of these for a control token in a text",
@@ -89,30 +76,11 @@ class ExampleSourceReport:
             "apart": "had a token across prompt and answer, so the two were tokenised apart",
             "surrogates": "strings had lone surrogates, replaced by U+FFFD",
         }
-        counts = asdict(self)
-        lines += [f"  {counts[name]} {text}" for name, text in notes.items() if counts[name]]
-        return lines
+        return head + told(self, notes)
 
 
-@dataclass(frozen=True, slots=True)
-class ExampleReport:
-    """The reports of all sources, and every row left out with its place and reason."""
+class ExampleReport(Report[ExampleSourceReport]):
+    """Of demonstrations, pairs, labels or rankings."""
 
-    sources: tuple[ExampleSourceReport, ...]
-    quarantine: tuple[Quarantined, ...]
-
-    def counts(self) -> dict[str, int]:
-        """Totals over the sources, by the names of `ExampleSourceReport`."""
-        rows = [asdict(source) for source in self.sources]
-        return {name: sum(row[name] for row in rows) for name in COUNTS}
-
-    def lines(self) -> list[str]:
-        """What to print before training."""
-        return [line for source in self.sources for line in source.lines()]
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything, as JSON."""
-        return {
-            "sources": [asdict(source) for source in self.sources],
-            "quarantine": [asdict(row) for row in self.quarantine],
-        }
+    __slots__ = ()
+    names = COUNTS

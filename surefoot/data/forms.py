@@ -18,6 +18,7 @@ from surefoot.data.rows import (
     BadRow,
     Message,
     Sieve,
+    checked,
     clean,
     kind_of,
     lookup,
@@ -114,24 +115,7 @@ class Reader:
 
     def read_all(self, items: Iterable[tuple[str, object]], sieve: Sieve) -> list[Form]:
         """The forms of raw rows with their places, in order; bad rows go to `sieve`."""
-        forms: list[Form] = []
-        places: dict[str, str] = {}
-        for where, raw in items:
-            sieve.seen += 1
-            try:
-                if isinstance(raw, BadRow):
-                    raise raw
-                form, given, mended = self._read(where, raw)
-                if given and form.id in places:
-                    raise BadRow(f"id {form.id!r} was already used by {places[form.id]}")
-            except BadRow as problem:
-                sieve.reject(where, problem)
-                continue
-            if given:
-                places[form.id] = where
-            sieve.mended += mended
-            forms.append(form)
-        return forms
+        return checked(items, sieve, self._read)
 
     def _read(self, where: str, raw: object) -> tuple[Form, bool, int]:
         """(the form, whether the row brought its own id, strings mended)."""

@@ -5,8 +5,9 @@ Owns the numbers and the lines printed from them. Refuses to own any decision ab
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 from surefoot.data.rows import Quarantined
 
@@ -53,18 +54,7 @@ class SourceReport:
 
     def lines(self) -> list[str]:
         """One line of what was kept, and one for each thing that was not."""
-        lines = [f"{self.source}: {self.rows} rows, {self.train} to train on, {self.eval} for eval"]
-        if self.revision:
-            lines.append(f"  revision {self.revision}")
-        if self.drawn:
-            lines.append(f"  {self.drawn}")
-        if self.too_long:
-            share = self.too_long / self.rows
-            loud = ". That is a large share: check the limit" if share > LOUD_SHARE else ""
-            lines.append(
-                f"  {self.too_long} left out ({share:.1%}): longer than {self.limit} tokens "
-                f"({self.limit_reason}){loud}"
-            )
+        head = f"{self.source}: {self.rows} rows, {self.train} to train on, {self.eval} for eval"
         notes = {
             "quarantined": "left out: invalid (listed in the quarantine)",
             "control_tokens": "of these for a control token in the prompt",
@@ -73,22 +63,60 @@ class SourceReport:
             "duplicates": "repeat an earlier prompt (kept)",
             "surrogates": "strings had lone surrogates, replaced by U+FFFD",
         }
-        counts = asdict(self)
-        lines += [f"  {counts[name]} {text}" for name, text in notes.items() if counts[name]]
-        return lines
+        return [head, *told(self, notes)]
+
+
+class Counted(Protocol):
+    """What the report of a source of any kind holds."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    @property
+    def rows(self) -> int: ...
+    @property
+    def too_long(self) -> int: ...
+    @property
+    def limit(self) -> int: ...
+    @property
+    def limit_reason(self) -> str: ...
+    @property
+    def drawn(self) -> str: ...
+    @property
+    def revision(self) -> str | None: ...
+    def lines(self) -> list[str]: ...
+
+
+def told(source: Counted, notes: Mapping[str, str]) -> list[str]:
+    """A line for each thing that was not kept, or that is to be known; `notes` by count."""
+    lines = [f"  revision {source.revision}"] if source.revision else []
+    lines += [f"  {source.drawn}"] if source.drawn else []
+    if source.too_long:
+        share = source.too_long / source.rows
+        loud = ". That is a large share: check the limit" if share > LOUD_SHARE else ""
+        lines.append(
+            f"  {source.too_long} left out ({share:.1%}): longer than {source.limit} tokens "
+            f"({source.limit_reason}){loud}"
+        )
+    counts = asdict(source)
+    return lines + [f"  {counts[name]} {text}" for name, text in notes.items() if counts[name]]
+
+
+S = TypeVar("S", bound=Counted)
 
 
 @dataclass(frozen=True, slots=True)
-class DataReport:
+class Report(Generic[S]):
     """The reports of all sources, and every row left out with its place and reason."""
 
-    sources: tuple[SourceReport, ...]
+    sources: tuple[S, ...]
     quarantine: tuple[Quarantined, ...]
+    names: ClassVar[tuple[str, ...]]
+    """The counts that add up over sources."""
 
     def counts(self) -> dict[str, int]:
-        """Totals over the sources, by the names of `SourceReport`."""
+        """Totals over the sources, by the names of their reports."""
         rows = [asdict(source) for source in self.sources]
-        return {name: sum(row[name] for row in rows) for name in COUNTS}
+        return {name: sum(row[name] for row in rows) for name in self.names}
 
     def lines(self) -> list[str]:
         """What to print before training."""
@@ -100,3 +128,10 @@ class DataReport:
             "sources": [asdict(source) for source in self.sources],
             "quarantine": [asdict(row) for row in self.quarantine],
         }
+
+
+class DataReport(Report[SourceReport]):
+    """Of prompts."""
+
+    __slots__ = ()
+    names = COUNTS

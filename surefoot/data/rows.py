@@ -13,9 +13,9 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -176,14 +176,37 @@ def parse_rows(
     `task` labels every row; None takes the row's own, else "default". Bad rows go to `sieve`,
     among them every row whose own id came before.
     """
-    rows: list[Row] = []
+    return checked(items, sieve, lambda where, raw: _read(where, raw, columns, task))
+
+
+class Named(Protocol):
+    """A row that has been read."""
+
+    @property
+    def id(self) -> str: ...
+
+
+N = TypeVar("N", bound=Named)
+
+
+def checked(
+    items: Iterable[tuple[str, object]],
+    sieve: Sieve,
+    read: Callable[[str, object], tuple[N, bool, int]],
+) -> list[N]:
+    """Every row that `read` takes, in the order given; the bad ones go to `sieve`.
+
+    `read` gives the row, whether it brought an id of its own, and the number of strings mended;
+    an own id that came before makes a row bad.
+    """
+    rows: list[N] = []
     places: dict[str, str] = {}
     for where, raw in items:
         sieve.seen += 1
         try:
             if isinstance(raw, BadRow):
                 raise raw
-            row, given, mended = _read(where, raw, columns, task)
+            row, given, mended = read(where, raw)
             if given and row.id in places:
                 raise BadRow(f"id {row.id!r} was already used by {places[row.id]}")
         except BadRow as problem:

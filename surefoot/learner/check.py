@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from surefoot import draws
 from surefoot.errors import ModelError
@@ -135,17 +136,21 @@ def _distance(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm().clamp_min(1e-30))
 
 
+def has_windows(model: PreTrainedModel) -> bool:
+    """Whether a window cuts off what lies far back, as the prompt does in a packed row."""
+    config = model.config.get_text_config().to_dict()
+    kinds = config.get("layer_types")
+    if not kinds:
+        return bool(config.get("sliding_window"))
+    return any("sliding" in kind or "chunked" in kind for kind in kinds)
+
+
 def _static_refusal(scorer: Scorer, name: Name) -> str | None:
     """Packed rows put completions far from their prompt, where a sliding window cuts them off; a
     cache holds the activations that are to be computed again."""
     if name == "prefix" and recomputes(scorer.model):
         return "model.gradient_checkpointing keeps no cache of the prompt"
-    config = scorer.model.config.get_text_config().to_dict()
-    kinds = set(config.get("layer_types") or ())
-    sliding = any("sliding" in kind or "chunked" in kind for kind in kinds)
-    if not kinds and config.get("sliding_window"):
-        sliding = True
-    if name == "packed" and sliding:
+    if name == "packed" and has_windows(scorer.model):
         return "this model has sliding-window layers"
     return None
 

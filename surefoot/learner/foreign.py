@@ -10,10 +10,10 @@ import copy
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from surefoot import draws
 from surefoot.errors import ModelError
+from surefoot.learner.check import has_windows
 from surefoot.learner.layouts import NAMES, Bundle, Name, build
 from surefoot.learner.scorer import Backbone
 
@@ -41,7 +41,8 @@ def check_backbone(backbone: Backbone, *, vocabulary: int, seed: int) -> tuple[N
     allowed = tuple(
         name
         for name in NAMES
-        if not (name == "packed" and _slides(model)) and _near(_attempt(exact, name, bundle), want)
+        if not (name == "packed" and has_windows(model))
+        and _near(_attempt(exact, name, bundle), want)
     )
     if "rows" not in allowed:
         raise ModelError(
@@ -90,12 +91,3 @@ def _near(got: tuple[Tensor, Tensor] | None, want: tuple[Tensor, Tensor] | None)
         one.shape == other.shape and bool((one - other).norm() <= _TOLERANCE * other.norm())
         for one, other in zip(got, want, strict=True)
     )
-
-
-def _slides(model: PreTrainedModel) -> bool:
-    """Whether a window cuts off what lies far back, as the prompt does in a packed row."""
-    config = model.config.get_text_config().to_dict()
-    kinds = config.get("layer_types")
-    if not kinds:
-        return bool(config.get("sliding_window"))
-    return any("sliding" in kind or "chunked" in kind for kind in kinds)

@@ -34,7 +34,7 @@ from surefoot.models import OBJECT, LoadedModel, adopt, given_model, save_direct
 from surefoot.recipe import Recipe, check_resume, load, to_yaml
 from surefoot.recipe.recipe import leaves
 from surefoot.recipe.references import grounded
-from surefoot.recipe.resume import Change
+from surefoot.recipe.resume import Change, with_length_of
 from surefoot.recipe.schema import DataSource
 from surefoot.recipe.stages import load_chain
 from surefoot.recipe.text import read, split_override
@@ -206,9 +206,7 @@ def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | 
     kept = old.optim.tokens_per_microbatch
     if recipe.optim.tokens_per_microbatch == "auto" and kept != "auto":
         recipe = recipe.with_auto({"optim.tokens_per_microbatch": kept})
-    if recipe.run.steps is None and recipe.run.epochs == old.run.epochs:
-        run = recipe.run.model_copy(update={"steps": old.run.steps})
-        recipe = dataclasses.replace(recipe, run=run)
+    recipe = with_length_of(old, recipe)
     loaded = load_latest(directory) if directory.has_checkpoint() else None
     changes = check_resume(old, recipe) if loaded is not None else []
     return recipe, loaded, changes

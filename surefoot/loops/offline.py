@@ -13,16 +13,19 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from surefoot.errors import Interrupted, Stop, StoppedOnFinding
+from surefoot.errors import Stop, StoppedOnFinding
+from surefoot.learner.batch import Packing
 from surefoot.learner.descent import Descended
 from surefoot.learner.optim import Optimizer
 from surefoot.loops.callbacks import Callbacks
 from surefoot.loops.desk import Desk, Saver
 from surefoot.loops.metrics import Metrics
-from surefoot.loops.process import out_of_memory, peak_memory
+from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.loops.step import NONFINITE_LIMIT
+from surefoot.loops.stepping import StepLoop
+from surefoot.models.memory import out_of_memory
 from surefoot.recipe import Recipe
 from surefoot.run.read import Evaluation
 
@@ -84,7 +87,23 @@ class Task(Protocol):
         ...
 
 
-class OfflineLoop:
+class Budgeted:
+    """What every task is: passes that keep to a token budget."""
+
+    def __init__(self, optimizer: Optimizer, packing: Packing) -> None:
+        self.optimizer = optimizer
+        self.packing = packing
+
+    @property
+    def budget(self) -> int:
+        return self.packing.budget
+
+    def limit(self, budget: int) -> None:
+        if 0 < budget < self.packing.budget:
+            self.packing = replace(self.packing, budget=budget)
+
+
+class OfflineLoop(StepLoop):
     """Runs the steps of a method from `progress` to the recipe's end."""
 
     def __init__(
@@ -97,12 +116,10 @@ class OfflineLoop:
         stopper: Stopper,
         callbacks: Callbacks,
     ) -> None:
+        super().__init__(desk, progress, stopper, steps=int(recipe.run.steps or 0))
         self.recipe = recipe
         self.task = task
         self.stream = stream
-        self.desk = desk
-        self.progress = progress
-        self.stopper = stopper
         self.callbacks = callbacks
         self.saver = Saver(
             desk,
@@ -112,20 +129,9 @@ class OfflineLoop:
         )
         self._told: set[str] = set()
 
-    def run(self) -> None:
-        """Train to the last step. Stops are raised after state is saved."""
-        steps = int(self.recipe.run.steps or 0)
-        try:
-            if self.progress.step == 0 and self.progress.evaluated < 0:
-                self._look_at_start()
-            while self.progress.step < steps:
-                self._one_step(self.progress.step + 1, last=self.progress.step + 1 == steps)
-                self.stopper.check()
-        except (Interrupted, StoppedOnFinding) as stop:
-            self.desk.ledger.event("stopped", str(stop))
-            self._save()
-            raise
-        self._save()
+    def _begin(self) -> None:
+        if self.unseen:
+            self._look_at_start()
 
     def _one_step(self, step: int, *, last: bool) -> None:
         began = time.perf_counter()

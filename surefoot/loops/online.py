@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from dataclasses import asdict, replace
 
-from surefoot.errors import Interrupted, Stop, StoppedOnFinding
+from surefoot.errors import Stop, StoppedOnFinding
 from surefoot.learner.update import Learner
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
@@ -19,22 +19,21 @@ from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
 from surefoot.loops.step import NONFINITE_LIMIT, Stepper, Taken
+from surefoot.loops.stepping import StepLoop
 from surefoot.run.rows import eval_row, sample_rows, train_row
 
 _SHOWN = 3
 
 
-class OnlineLoop:
+class OnlineLoop(StepLoop):
     """Runs the steps of an online method from `progress` to the recipe's end."""
 
     def __init__(
         self, parts: Parts, learner: Learner, desk: Desk, progress: Progress, stopper: Stopper
     ) -> None:
+        super().__init__(desk, progress, stopper, steps=int(parts.recipe.run.steps or 0))
         self.parts = parts
         self.learner = learner
-        self.desk = desk
-        self.progress = progress
-        self.stopper = stopper
         self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
         # The stepper's book holds it from here on.
         self.progress.history = {}
@@ -45,21 +44,10 @@ class OnlineLoop:
             saved=progress.step if desk.directory.has_checkpoint() else -1,
         )
 
-    def run(self) -> None:
-        """Train to the last step. Stops are raised after state is saved."""
-        steps = int(self.parts.recipe.run.steps or 0)
-        try:
-            self.parts.engine.load(self.parts.loaded.model, version=self.progress.step)
-            if self.progress.step == 0 and self.progress.evaluated < 0:
-                self._evaluate_start()
-            while self.progress.step < steps:
-                self._one_step(self.progress.step + 1, last=self.progress.step + 1 == steps)
-                self.stopper.check()
-        except (Interrupted, StoppedOnFinding) as stop:
-            self.desk.ledger.event("stopped", str(stop))
-            self._save()
-            raise
-        self._save()
+    def _begin(self) -> None:
+        self.parts.engine.load(self.parts.loaded.model, version=self.progress.step)
+        if self.unseen:
+            self._evaluate_start()
 
     def _one_step(self, step: int, *, last: bool) -> None:
         began = time.perf_counter()

@@ -21,7 +21,7 @@ from surefoot.learner.optim import Optimizer
 from surefoot.learner.preference import Asked, pass_loss, score_of, zero_point
 from surefoot.learner.scorer import Scorer
 from surefoot.loops.metrics import Metrics
-from surefoot.loops.offline import Look
+from surefoot.loops.offline import Budgeted, Look
 from surefoot.loops.reference import ReferenceScores
 from surefoot.loops.supervised import compared_look, policy_tensors
 from surefoot.methods import Preference
@@ -40,7 +40,7 @@ _AVERAGED = (
 )
 
 
-class PreferenceTask:
+class PreferenceTask(Budgeted):
     """Pairs by any row of the family; labels by KTO."""
 
     def __init__(
@@ -52,21 +52,12 @@ class PreferenceTask:
         held_out: Sequence[Pair | Label],
         reference: ReferenceScores | None,
     ) -> None:
+        super().__init__(optimizer, packing)
         self.row = row
         self.scorer = scorer
-        self.optimizer = optimizer
-        self.packing = packing
         self.held_out = held_out
         self.reference = reference
         """The reference's scores of every answer; None for rows without a reference."""
-
-    @property
-    def budget(self) -> int:
-        return self.packing.budget
-
-    def limit(self, budget: int) -> None:
-        if 0 < budget < self.packing.budget:
-            self.packing = dataclasses.replace(self.packing, budget=budget)
 
     def tokens(self, examples: Sequence[Pair | Label]) -> int:
         return sum(len(e.prompt) + e.trained_tokens for e in examples)

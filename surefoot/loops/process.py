@@ -75,10 +75,3 @@ def peak_memory() -> int:
     """Largest resident size of this process so far, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether torch, on a CPU or a GPU, could not get the memory that it asked for."""
-    return isinstance(
-        error, MemoryError | torch.OutOfMemoryError
-    ) or "can't allocate memory" in str(error)

@@ -6,7 +6,6 @@ Refuses to own training (`entry`) and what a stage means (`recipe/stages`).
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import os
 import shutil
@@ -20,6 +19,7 @@ from surefoot.loops.callbacks import Callbacks
 from surefoot.loops.runs import Run, export_whole
 from surefoot.loops.signals import Stopper
 from surefoot.recipe import Recipe, check_resume, load
+from surefoot.recipe.resume import with_length_of
 from surefoot.recipe.stages import Chain, Stage
 from surefoot.run.directory import RunDirectory
 from surefoot.run.files import fsync_directory
@@ -151,11 +151,8 @@ def _compared(directory: RunDirectory, chain: Chain) -> list[str]:
         where = f"stages.{index} ({stage.name}), which is complete"
         base = stage.recipe.base_dir
         old = load(one.recipe, base_dir=base, outside=("data", "reward"))
-        new = stage.recipe
-        if new.run.steps is None and new.run.epochs == old.run.epochs:
-            # The stage wrote down how many steps its epochs were.
-            run = new.run.model_copy(update={"steps": old.run.steps})
-            new = dataclasses.replace(new, run=run)
+        # The stage wrote down how many steps its epochs were.
+        new = with_length_of(old, stage.recipe)
         try:
             changes = check_resume(old, new)
         except RecipeError as error:

@@ -25,12 +25,12 @@ from surefoot.loops.health import critic_metrics
 from surefoot.loops.history import HistoryBook, Rewards
 from surefoot.loops.keep import Gathered, gather, solved_counts, unscorable_reason
 from surefoot.loops.places import place_steps
-from surefoot.loops.process import out_of_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.standing import Standing, check_rewards, cut_off, stand
 from surefoot.loops.state import Progress
 from surefoot.loops.warmup import active, on_returns, still_warming, warm
 from surefoot.methods import Gae, History, Method, MethodWarmup
+from surefoot.models.memory import out_of_memory
 
 NONFINITE_LIMIT = 3
 """Optimizer steps in a row that may be refused before the run stops."""

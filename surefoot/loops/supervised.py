@@ -6,7 +6,6 @@ Refuses to own the losses (`learner/supervised`), and when a step is taken (`off
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.supervised import all_rewards, comparison_loss, nll_loss
 from surefoot.loops.metrics import Metrics
-from surefoot.loops.offline import Look
+from surefoot.loops.offline import Budgeted, Look
 from surefoot.loops.state import trained_weights
 from surefoot.methods import Supervised
 from surefoot.objective import calibration, reward_model
@@ -34,7 +33,7 @@ _BINS = 10
 _EVAL_BATCH = 32
 
 
-class Imitation:
+class Imitation(Budgeted):
     """SFT: the likelihood of the trained tokens of demonstrations."""
 
     def __init__(
@@ -45,19 +44,10 @@ class Imitation:
         packing: Packing,
         held_out: Sequence[Demonstration],
     ) -> None:
+        super().__init__(optimizer, packing)
         self.row = row
         self.scorer = scorer
-        self.optimizer = optimizer
-        self.packing = packing
         self.held_out = held_out
-
-    @property
-    def budget(self) -> int:
-        return self.packing.budget
-
-    def limit(self, budget: int) -> None:
-        if 0 < budget < self.packing.budget:
-            self.packing = dataclasses.replace(self.packing, budget=budget)
 
     def tokens(self, examples: Sequence[Demonstration]) -> int:
         return sum(example.length for example in examples)
@@ -106,7 +96,7 @@ class Imitation:
         return document_passes(lines, budget=self.packing.budget)
 
 
-class Comparison:
+class Comparison(Budgeted):
     """A reward model: answers in their order of preference."""
 
     def __init__(
@@ -119,20 +109,11 @@ class Comparison:
         known: Sequence[Pair | Ranking],
     ) -> None:
         """`known` are the reference answers that a normalised model has mean 0 and std 1 on."""
+        super().__init__(optimizer, packing)
         self.row = row
         self.known = known
         self.model = model
-        self.optimizer = optimizer
-        self.packing = packing
         self.held_out = held_out
-
-    @property
-    def budget(self) -> int:
-        return self.packing.budget
-
-    def limit(self, budget: int) -> None:
-        if 0 < budget < self.packing.budget:
-            self.packing = dataclasses.replace(self.packing, budget=budget)
 
     def tokens(self, examples: Sequence[Pair | Ranking]) -> int:
         return sum(len(e.prompt) + e.trained_tokens for e in examples)

@@ -6,6 +6,7 @@ Refuses to own the decision to resume: `loops/` asks.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -37,6 +38,14 @@ class Change:
 
     def __str__(self) -> str:
         return f"{self.key}: {dump(self.old)} -> {dump(self.new)}"
+
+
+def with_length_of(old: Recipe, new: Recipe) -> Recipe:
+    """The new recipe with the steps that its epochs were in the run of the old one."""
+    if new.run.steps is not None or new.run.epochs != old.run.epochs:
+        return new
+    run = new.run.model_copy(update={"steps": old.run.steps})
+    return dataclasses.replace(new, run=run)
 
 
 def difference(old: Recipe, new: Recipe) -> list[Change]:

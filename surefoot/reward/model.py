@@ -28,6 +28,7 @@ from transformers import (
 
 from surefoot.errors import ModelError
 from surefoot.models.load import DTYPES, context_of, resolve_directory
+from surefoot.models.memory import out_of_memory
 from surefoot.models.reward_model import BIAS_KEY
 from surefoot.reward.contract import PartScore, RewardSample, failed, scored
 from surefoot.reward.reading import Reader
@@ -276,7 +277,7 @@ def _judge(model: FrozenModel, ids: Sequence[Sequence[int]]) -> list[PartScore]:
     try:
         values = model.score(ids)
     except (RuntimeError, MemoryError) as error:
-        if not _out_of_memory(error):
+        if not out_of_memory(error):
             raise
     if values is not None:
         return [_verdict(value) for value in values]
@@ -291,13 +292,6 @@ def _verdict(value: float) -> PartScore:
     if not math.isfinite(value):
         return failed(f"the reward model gave {value}, which is no score")
     return scored(value)
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    text = str(error)
-    return (
-        isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in text
-    )
 
 
 def _lacking(info: Mapping[str, Any]) -> list[str]:

@@ -78,7 +78,7 @@ _FILES = (
         f"""
 import os
 done = []
-for path in ({str(out.secret)!r}, "/etc/passwd", "/root/.bashrc", "/proc/1/environ"):
+for path in ({str(out.secret)!r}, "/etc/passwd", "/etc/shadow", "/proc/1/environ"):
     try:
         open(path).read()
         done.append("read " + path)
