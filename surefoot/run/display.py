@@ -91,11 +91,13 @@ class Display:
 
     def evaluation(self, evaluation: Evaluation) -> None:
         """Show an evaluation on the held-out prompts, with the interval of its accuracy."""
-        self._print(
-            f"eval {evaluation.step}/{self._total} | accuracy {_share(evaluation)} of "
-            f"{evaluation.n} | reward {_number(evaluation.reward, '{:.2f}')} | "
-            f"ended with EOS {_number(evaluation.eos_share, '{:.0%}')}"
-        )
+        line = f"eval {evaluation.step}/{self._total} | accuracy {_share(evaluation)} of "
+        line += f"{evaluation.n}"
+        # Comparisons have neither: nothing was sampled.
+        if evaluation.eos_share is not None:
+            line += f" | reward {_number(evaluation.reward, '{:.2f}')}"
+            line += f" | ended with EOS {evaluation.eos_share:.0%}"
+        self._print(line)
 
     def close(self) -> None:
         """Leave the terminal as it was; harmless when called twice."""
@@ -156,7 +158,8 @@ def summary_table(summary: RunSummary) -> str:
     if any(e is not None and e.reward not in (None, e.accuracy) for e in (first, last)):
         # Of a reward that is not just right or wrong the accuracy shows little.
         rows.append(("mean reward", _both(summary, "reward", "{:.2f}")))
-    rows.append(("ended with EOS", _both(summary, "eos_share", "{:.0%}")))
+    if first is None or any(e is not None and e.eos_share is not None for e in (first, last)):
+        rows.append(("ended with EOS", _both(summary, "eos_share", "{:.0%}")))
     rows.append(("seconds per step", _number(summary.seconds_per_step, "{:.2f} (median)")))
     rows.append(("tokens per second", _number(summary.tokens_per_second, "{:.0f} (median)")))
     parts = ", ".join(f"{name} {share:.0%}" for name, share in summary.time_shares.items())
