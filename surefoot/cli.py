@@ -234,6 +234,8 @@ def _extras() -> dict[str, bool]:
         "tasks": ("reasoning_gym",),
         "plot": ("matplotlib",),
         "lora": ("peft",),
+        "judge": ("openai",),
+        "audit": ("sklearn",),
         "trl": ("trl", "datasets", "peft"),
     }
     return {extra: all(find_spec(m) is not None for m in names) for extra, names in brings.items()}
