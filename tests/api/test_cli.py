@@ -122,7 +122,7 @@ def test_env_as_json() -> None:
     facts = json.loads(command("env", "--json").stdout)
     assert facts["cpus"] >= 1
     assert facts["torch"]["threads"] >= 1
-    assert set(facts["extras"]) == {"smollm2", "tasks", "plot", "lora", "trl"}
+    assert set(facts["extras"]) == {"smollm2", "tasks", "plot", "lora", "judge", "audit", "trl"}
 
 
 def test_overrides_in_both_spellings(recipe: Path) -> None:
