@@ -25,6 +25,7 @@ from surefoot.learner.update import Learner
 from surefoot.loops.callbacks import Callbacks
 from surefoot.loops.critics import make_critic, reads_source
 from surefoot.loops.process import deterministic, total_memory
+from surefoot.loops.spending import judge_setup
 from surefoot.methods import Method, MethodWarmup, warming_row
 from surefoot.methods.custom import bind
 from surefoot.models import GivenModel, LoadedModel, load_model
@@ -110,11 +111,12 @@ def assemble(
     interrupt: Callable[[], None],
     loaded: LoadedModel | None = None,
     kept: Path | None = None,
+    run: Path | None = None,
 ) -> Parts:
     """Build the parts that sampling and scoring need; the learner is apart, evaluation has none.
 
     `loaded` is a model that is in memory already; `kept` is where the run keeps one that was
-    passed from Python.
+    passed from Python; `run` is the run directory in which a judge's cost is counted.
     """
     assert isinstance(recipe.method, Method)
     row = bind(recipe.method, base_dir=recipe.base_dir)
@@ -125,6 +127,7 @@ def assemble(
         functions=given.rewards,
         max_new_tokens=recipe.rollout.max_new_tokens,
         allow=recipe.run.allow,
+        judge=judge_setup(recipe, run),
     )
     try:
         deterministic()

@@ -91,6 +91,7 @@ def gather(
         scored = grader.score(groups, same_step=rounds > 1)
         if extra:
             scored = _with_greedy(scored, grader.score(extra, counted=False))
+        grader.stop_if_broken()
         interrupt()
         rollout += sampled - began
         reward += time.perf_counter() - sampled

@@ -7,7 +7,7 @@ Refuses to own the steps (`offline`), and runs over sampled completions (`work`)
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from surefoot.data import KINDS, Examples, build_examples
@@ -44,7 +44,13 @@ class OfflineWork:
     """The parts of a run on given data."""
 
     def __init__(
-        self, recipe: Recipe, given: Outside, loaded: LoadedModel, callbacks: Callbacks
+        self,
+        recipe: Recipe,
+        given: Outside,
+        loaded: LoadedModel,
+        callbacks: Callbacks,
+        *,
+        interrupt: Callable[[], None],
     ) -> None:
         assert isinstance(recipe.method, Preference | Supervised)
         if given.rewards:
@@ -56,6 +62,7 @@ class OfflineWork:
         self.row = recipe.method
         self.loaded = loaded
         self.callbacks = callbacks
+        self.interrupt = interrupt
         train_on = self.row.train_on if self.row.data == "demonstrations" else None  # type: ignore[union-attr]
         self.examples: Examples[Any] = build_examples(
             recipe,
@@ -174,6 +181,7 @@ class OfflineWork:
             self.scorer,
             batches,
             packing,
+            interrupt=self.interrupt,
             identity={
                 "model": self.loaded.hash,
                 "data": self.examples.hash,

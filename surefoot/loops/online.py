@@ -20,6 +20,7 @@ from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
 from surefoot.loops.step import NONFINITE_LIMIT, Stepper, Taken
 from surefoot.loops.stepping import StepLoop
+from surefoot.records import ScoreStatus, StopReason
 from surefoot.run.rows import eval_row, sample_rows, train_row
 
 _SHOWN = 3
@@ -37,6 +38,7 @@ class OnlineLoop(StepLoop):
         self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
         # The stepper's book holds it from here on.
         self.progress.history = {}
+        self._paid_before = progress.cost
         self.saver = Saver(
             desk,
             parts.callbacks,
@@ -67,18 +69,24 @@ class OnlineLoop(StepLoop):
             raise
         self.progress.step = step
         self.progress.cursor = self.parts.data.stream.cursor()
-        looked = None
+        looked = ended = None
         if self._due_for_evaluation(step, last):
             # The weights of this step are new, so its row must be written before a stop.
             with self.stopper.held():
-                looked = self._evaluate(step, taken.row)
+                try:
+                    looked = self._evaluate(step, taken.row)
+                except StoppedOnFinding as stop:
+                    ended = stop
         taken.row["time/step"] = time.perf_counter() - began
         tokens = taken.gathered.tokens
         taken.row["time/tokens_per_second"] = tokens / taken.row["time/step"]
         taken.row["memory/peak_bytes"] = peak_memory()
+        self._count_cost(taken.row)
         self._write(step, taken, looked)
         seen = None if looked is None else looked.evaluation
         self.parts.callbacks.step(step, taken.row, seen)
+        if ended is not None:
+            raise ended
         self._stop_if_told(taken)
         every = self.parts.recipe.run.checkpoint_every
         if every and step % every == 0 and not last:
@@ -161,15 +169,22 @@ class OnlineLoop(StepLoop):
         if total and failures / total >= run.stop_at_failure_rate:
             raise StoppedOnFinding(
                 f"{failures:g} of {total} completions of this step could not be scored by a "
-                "grader's fault; see the log for each error. Mend the reward, or raise "
-                "run.stop_at_failure_rate"
+                f"grader's fault, the first of row {_first_failure(taken)}; see the log for each "
+                "error. Mend the reward, or raise run.stop_at_failure_rate"
             )
+
+    def _count_cost(self, row: names.Metrics) -> None:
+        """What the run has paid; what an abandoned step has cost was paid too."""
+        spent = self.parts.grader.spent
+        if spent is not None:
+            row["cost/total"] = self.progress.cost = self._paid_before + spent
 
     def _save(self) -> None:
         if self.saver.saved == self.progress.step:
             return
         self.progress.cursor = self.parts.data.stream.cursor()
         self.progress.budget = self.learner.packing.budget
+        self._count_cost({})
         state = asdict(self.progress)
         if self.stepper.book is not None:
             state["history"] = self.stepper.history()
@@ -188,6 +203,16 @@ def _fates(taken: Taken) -> list[tuple[object, bool, bool]]:
             kept = not bool(taken.standing.dropped_P[place])
         fates.append((group, dead, kept))
     return fates
+
+
+def _first_failure(taken: Taken) -> str:
+    """The row of the first completion that a reward failed, and what that reward said."""
+    for group in taken.gathered.seen:
+        for completion, score in zip(group.completions, group.scores or (), strict=True):
+            engine = completion.stop is StopReason.ERROR
+            if score.status is ScoreStatus.INFRA_ERROR and not engine:
+                return f"{group.prompt.id} ({score.detail})"
+    return "(none)"
 
 
 def _eval_rows(looked: Evaluated) -> list[dict[str, object]]:

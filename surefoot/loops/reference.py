@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,8 @@ from surefoot.run.files import atomic_write_bytes
 
 Compared = Pair | Label
 _FILE = "scores"
+_EVERY = 30.0
+"""Seconds after which what is known is kept, and people are told how far it is."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,13 @@ def reference_scores(
     packing: Packing,
     *,
     identity: Mapping[str, object],
+    interrupt: Callable[[], None],
     folder: Path | None = None,
 ) -> ReferenceScores:
     """Ask the policy as it is now, or read what an earlier process kept.
+
+    What is known is kept twice a minute, so that a process that dies loses little. `interrupt` is
+    called before each batch, and may raise.
 
     `batches` are those of the first epoch and of the evaluation: asked in the passes that training
     will make, the scores at unchanged weights are the policy's own, bit for bit. `identity` says
@@ -94,46 +102,50 @@ def reference_scores(
     key = _key(row, identity, packing)
     path = (cache_directory() / "reference" if folder is None else folder) / f"{key}.safetensors"
     others = _others([e for batch in asked for e in batch if isinstance(e, Label)])
-    kept = _read(path, asked, needs_others=bool(others))
-    if kept is None:
-        kept = _ask(row, scorer, asked, packing, others)
-        _write(path, kept, asked)
-    scores, other = kept
+    scores, other = _read(path, asked, needs_others=bool(others))
+    left = [batch for batch in asked if any(example.id not in scores for example in batch)]
+    told = time.monotonic()
+    for i, batch in enumerate(left):
+        try:
+            interrupt()
+            _ask(row, scorer, batch, packing, others, scores, other)
+        except BaseException:
+            _write(path, scores, other, asked)
+            raise
+        if time.monotonic() - told > _EVERY and i + 1 < len(left):
+            told = time.monotonic()
+            _write(path, scores, other, asked)
+            sys.stderr.write(f"surefoot: the reference has scored {i + 1} of {len(left)} batches\n")
+    if left:
+        _write(path, scores, other, asked)
     return ReferenceScores(
         scores, {name: Other(others[name], other[name]) for name in others} if others else None
     )
 
 
-Kept = tuple[dict[str, tuple[float, ...]], dict[str, float]]
-
-
 def _ask(
     row: Preference,
     scorer: Scorer,
-    batches: Sequence[Sequence[Compared]],
+    batch: Sequence[Compared],
     packing: Packing,
     others: Mapping[str, tuple[int, ...]],
-) -> Kept:
-    scores: dict[str, tuple[float, ...]] = {}
-    other: dict[str, float] = {}
-    for batch in batches:
-        if all(example.id in scores for example in batch):
-            continue
-        own = [answers(example) for example in batch]
-        told = score_of(
-            row, scorer, Answers(tuple(e.prompt for e in batch), tuple(own)), packing
-        ).tolist()
-        at = 0
-        for example, its in zip(batch, own, strict=True):
-            scores.setdefault(example.id, tuple(told[at : at + len(its)]))
-            at += len(its)
-        if others:
-            crossed = Answers(tuple(e.prompt for e in batch), tuple((others[e.id],) for e in batch))
-            for example, score in zip(
-                batch, score_of(row, scorer, crossed, packing).tolist(), strict=True
-            ):
-                other.setdefault(example.id, score)
-    return scores, other
+    scores: dict[str, tuple[float, ...]],
+    other: dict[str, float],
+) -> None:
+    """Add the scores of a batch; an example that has one keeps it."""
+    own = [answers(example) for example in batch]
+    prompts = tuple(example.prompt for example in batch)
+    told = score_of(row, scorer, Answers(prompts, tuple(own)), packing).tolist()
+    crossed: list[float] = []
+    if others:
+        answered = Answers(prompts, tuple((others[example.id],) for example in batch))
+        crossed = score_of(row, scorer, answered, packing).tolist()
+        for example, score in zip(batch, crossed, strict=True):
+            other.setdefault(example.id, score)
+    at = 0
+    for example, its in zip(batch, own, strict=True):
+        scores.setdefault(example.id, tuple(told[at : at + len(its)]))
+        at += len(its)
 
 
 def answers(example: Compared) -> tuple[tuple[int, ...], ...]:
@@ -177,34 +189,40 @@ def _names(batches: Sequence[Sequence[Compared]]) -> list[tuple[str, int]]:
     return list({e.id: (e.id, len(answers(e))) for batch in batches for e in batch}.values())
 
 
-def _write(path: Path, kept: Kept, batches: Sequence[Sequence[Compared]]) -> None:
-    scores, other = kept
-    flat = [score for name, _ in _names(batches) for score in scores[name]]
+def _write(
+    path: Path,
+    scores: Mapping[str, Sequence[float]],
+    other: Mapping[str, float],
+    batches: Sequence[Sequence[Compared]],
+) -> None:
+    """The first examples that have scores, in the order of asking."""
+    names = [name for name, _ in _names(batches) if name in scores]
+    flat = [score for name in names for score in scores[name]]
     tensors = {_FILE: torch.tensor(flat, dtype=torch.float64)}
     if other:
-        tensors["others"] = torch.tensor(
-            [other[name] for name, _ in _names(batches)], dtype=torch.float64
-        )
+        tensors["others"] = torch.tensor([other[name] for name in names], dtype=torch.float64)
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write_bytes(path, safetensors.torch.save(tensors))
 
 
-def _read(path: Path, batches: Sequence[Sequence[Compared]], *, needs_others: bool) -> Kept | None:
-    """What is kept for exactly these examples; None where nothing whole is."""
-    if not path.is_file():
-        return None
+def _read(
+    path: Path, batches: Sequence[Sequence[Compared]], *, needs_others: bool
+) -> tuple[dict[str, tuple[float, ...]], dict[str, float]]:
+    """What is kept of exactly these examples, from the first on; nothing where nothing whole is."""
     try:
         tensors = safetensors.torch.load_file(path)
     except (OSError, SafetensorError):
-        return None
+        return {}, {}
     names = _names(batches)
     flat = tensors[_FILE].tolist()
     crossed = tensors["others"].tolist() if "others" in tensors else []
-    if len(flat) != sum(count for _, count in names) or bool(crossed) != needs_others:
-        return None
     scores: dict[str, tuple[float, ...]] = {}
     at = 0
     for name, count in names:
+        if at == len(flat):
+            break
         scores[name] = tuple(flat[at : at + count])
         at += count
-    return scores, {name: score for (name, _), score in zip(names, crossed, strict=False)}
+    if at != len(flat) or len(crossed) != (len(scores) if needs_others else 0):
+        return {}, {}
+    return scores, dict(zip(scores, crossed, strict=False))

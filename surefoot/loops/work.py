@@ -76,9 +76,8 @@ def make_work(
         return OnlineWork(
             recipe, given, hooks, interrupt=interrupt, loaded=loaded, kept=kept, resumes=resumes
         )
-    return OfflineWork(
-        recipe, given, load_model(recipe, kept=kept) if loaded is None else loaded, hooks
-    )
+    model = load_model(recipe, kept=kept) if loaded is None else loaded
+    return OfflineWork(recipe, given, model, hooks, interrupt=interrupt)
 
 
 class OnlineWork:
@@ -95,7 +94,9 @@ class OnlineWork:
         kept: Path,
         resumes: bool,
     ) -> None:
-        parts = assemble(recipe, given, interrupt=interrupt, loaded=loaded, kept=kept)
+        parts = assemble(
+            recipe, given, interrupt=interrupt, loaded=loaded, kept=kept, run=kept.parent
+        )
         self.parts = parts
         parts.callbacks = hooks
         try:

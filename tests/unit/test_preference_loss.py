@@ -47,6 +47,10 @@ def packing_of(scorer: Scorer, *, budget: int = 1000, layouts: tuple[Name, ...] 
     return Packing(budget, layouts, scorer.shape)
 
 
+def never() -> None:
+    """Nothing interrupts."""
+
+
 def row_of(name: str) -> Preference:
     found = get(name)
     assert isinstance(found, Preference)
@@ -115,7 +119,9 @@ def test_at_unchanged_weights_the_loss_is_log_two_exactly(
     row, scorer = row_of("dpo"), scorer_of(dtype=dtype)
     batches = [pairs()[:2], pairs()[2:]]
     packing = packing_of(scorer)
-    known = reference_scores(row, scorer, batches, packing, identity={}, folder=tmp_path)
+    known = reference_scores(
+        row, scorer, batches, packing, identity={}, interrupt=never, folder=tmp_path
+    )
     for batch in batches:
         asked = Asked(answers_of(batch), known.of(batch))
         assert step(row, scorer, asked, packing)[0] == math.log(2.0)
@@ -124,22 +130,59 @@ def test_at_unchanged_weights_the_loss_is_log_two_exactly(
 def test_the_reference_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row, scorer = row_of("dpo"), scorer_of()
     packing = packing_of(scorer)
-    first = reference_scores(row, scorer, [pairs()], packing, identity={"m": 1}, folder=tmp_path)
+    first = reference_scores(
+        row, scorer, [pairs()], packing, identity={"m": 1}, interrupt=never, folder=tmp_path
+    )
     changed = scorer_of(seed=5)
-    again = reference_scores(row, changed, [pairs()], packing, identity={"m": 1}, folder=tmp_path)
+    again = reference_scores(
+        row, changed, [pairs()], packing, identity={"m": 1}, interrupt=never, folder=tmp_path
+    )
     assert torch.equal(first.of(pairs()), again.of(pairs()))
-    other = reference_scores(row, changed, [pairs()], packing, identity={"m": 2}, folder=tmp_path)
+    other = reference_scores(
+        row, changed, [pairs()], packing, identity={"m": 2}, interrupt=never, folder=tmp_path
+    )
     assert not torch.equal(first.of(pairs()), other.of(pairs()))
 
 
 def test_a_damaged_file_of_scores_is_asked_again(tmp_path: Path) -> None:
     row, scorer = row_of("dpo"), scorer_of()
     packing = packing_of(scorer)
-    first = reference_scores(row, scorer, [pairs()], packing, identity={}, folder=tmp_path)
+    first = reference_scores(
+        row, scorer, [pairs()], packing, identity={}, interrupt=never, folder=tmp_path
+    )
     (file,) = tmp_path.iterdir()
     file.write_bytes(file.read_bytes()[:-9])
-    again = reference_scores(row, scorer, [pairs()], packing, identity={}, folder=tmp_path)
+    again = reference_scores(
+        row, scorer, [pairs()], packing, identity={}, interrupt=never, folder=tmp_path
+    )
     assert torch.equal(first.of(pairs()), again.of(pairs()))
+
+
+def test_an_interrupted_asking_goes_on_where_it_was(tmp_path: Path) -> None:
+    row, scorer = row_of("kto"), scorer_of()
+    packing = packing_of(scorer)
+    batches = [labels()[:2], labels()[2:]]
+    calls = iter((None, KeyboardInterrupt()))
+
+    def interrupt() -> None:
+        stop = next(calls)
+        if stop is not None:
+            raise stop
+
+    with pytest.raises(KeyboardInterrupt):
+        reference_scores(
+            row, scorer, batches, packing, identity={}, interrupt=interrupt, folder=tmp_path
+        )
+    # Other weights: what was kept is not asked again, and what was not is.
+    changed = scorer_of(seed=5)
+    mixed = reference_scores(
+        row, changed, batches, packing, identity={}, interrupt=never, folder=tmp_path
+    )
+    for batch, asked in zip(batches, (scorer, changed), strict=True):
+        own_B = score_of(row, asked, answers_of(batch), packing)
+        assert torch.equal(mixed.of(batch), own_B)
+        crossed = mixed.mismatched(batch)
+        assert torch.equal(crossed.score_B, score_of(row, asked, crossed.batch, packing))
 
 
 def labels() -> list[Label]:
@@ -163,7 +206,9 @@ def test_kto_by_hand() -> None:
 def test_other_answers_stand_behind_other_prompts(tmp_path: Path) -> None:
     row, scorer = row_of("kto"), scorer_of()
     given = labels()
-    known = reference_scores(row, scorer, [given], packing_of(scorer), identity={}, folder=tmp_path)
+    known = reference_scores(
+        row, scorer, [given], packing_of(scorer), identity={}, interrupt=never, folder=tmp_path
+    )
     crossed = known.mismatched(given)
     assert crossed.batch.prompts == tuple(label.prompt for label in given)
     answers = [own[0] for own in crossed.batch.answers]
