@@ -116,6 +116,7 @@ class PreferenceTask(Budgeted):
         rejected: list[float] = []
         lengths: list[float] = []
         names: list[str] = []
+        prompts: list[tuple[int, ...]] = []
         for start in range(0, len(self.held_out), _EVAL_BATCH):
             some = self.held_out[start : start + _EVAL_BATCH]
             batch = answers_of(some)
@@ -125,6 +126,7 @@ class PreferenceTask(Budgeted):
             reward_B = (self.row.beta * score_B).tolist()
             for example, first in zip(some, batch.first_P, strict=True):
                 names.append(example.id)
+                prompts.append(example.prompt)
                 if isinstance(example, Pair):
                     chosen.append(reward_B[first])
                     rejected.append(reward_B[first + 1])
@@ -134,7 +136,7 @@ class PreferenceTask(Budgeted):
         if self.row.data == "labels":
             return _labels_look(chosen, rejected)
         margins = [win - lose for win, lose in zip(chosen, rejected, strict=True)]
-        look = compared_look(step, margins, lengths, names)
+        look = compared_look(step, margins, lengths, names, prompts)
         count = len(margins)
         look.metrics["eval/rewards/chosen"] = sum(chosen) / count
         look.metrics["eval/rewards/rejected"] = sum(rejected) / count

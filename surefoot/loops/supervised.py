@@ -28,6 +28,7 @@ from surefoot.loops.state import trained_weights
 from surefoot.methods import Supervised
 from surefoot.objective import calibration, reward_model
 from surefoot.run.read import Evaluation
+from surefoot.statistics import clustered_share
 
 _BINS = 10
 _EVAL_BATCH = 32
@@ -146,6 +147,7 @@ class Comparison(Budgeted):
         margins: list[float] = []
         lengths: list[float] = []
         names: list[str] = []
+        prompts: list[tuple[int, ...]] = []
         for start in range(0, len(self.held_out), _EVAL_BATCH):
             some = self.held_out[start : start + _EVAL_BATCH]
             batch = compared_answers(some)
@@ -158,7 +160,8 @@ class Comparison(Budgeted):
                         margins.append(float(reward_B[first + i] - reward_B[first + j]))
                         lengths.append(float(len(own[i]) - len(own[j])))
                         names.append(example.id if len(own) == 2 else f"{example.id}/{i}>{j}")
-        return compared_look(step, margins, lengths, names)
+                        prompts.append(example.prompt)
+        return compared_look(step, margins, lengths, names, prompts)
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
         own = trained_weights(self.model)
@@ -194,9 +197,16 @@ def compared_answers(examples: Sequence[Pair | Ranking]) -> Answers:
 
 
 def compared_look(
-    step: int, margins: Sequence[float], lengths: Sequence[float], names: Sequence[str]
+    step: int,
+    margins: Sequence[float],
+    lengths: Sequence[float],
+    names: Sequence[str],
+    prompts: Sequence[tuple[int, ...]],
 ) -> Look:
-    """Accuracy, calibration and length bias of held-out margins (rewards, chosen less rejected)."""
+    """Accuracy, calibration and length bias of held-out margins (rewards, chosen less rejected).
+
+    Comparisons of one prompt count as a cluster in the limits of the accuracy.
+    """
     margin_N = torch.tensor(margins, dtype=torch.float64)
     length_N = torch.tensor(lengths, dtype=torch.float64)
     valid_N = margin_N.isfinite()
@@ -217,7 +227,18 @@ def compared_look(
         {"split": "eval", "prompt": name, "correct": bool(right), "margin": float(margin)}
         for name, right, margin in zip(names, right_N, margin_N, strict=True)
     ]
-    accuracy = Evaluation.of(step, n=len(margins), correct=int(right_N.sum()))
+    clusters: dict[tuple[int, ...], list[bool]] = {}
+    for prompt, right in zip(prompts, right_N.tolist(), strict=True):
+        clusters.setdefault(prompt, []).append(right)
+    share = clustered_share(
+        [sum(c) for c in clusters.values()], [len(c) for c in clusters.values()]
+    )
+    accuracy = Evaluation.of(
+        step,
+        n=len(margins),
+        correct=int(right_N.sum()),
+        limits=(share.low, share.high),
+    )
     return Look(metrics, accuracy, rows)
 
 

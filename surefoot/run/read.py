@@ -30,7 +30,10 @@ TIME_KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """One look at the held-out prompts: shares in [0, 1], Wilson 95 % limits of the accuracy."""
+    """One look at the held-out rows: shares in [0, 1], 95 % limits of the accuracy.
+
+    `clustered`: the rows are comparisons, of which several may share a prompt; the limits know it.
+    """
 
     step: int
     n: int
@@ -39,6 +42,7 @@ class Evaluation:
     high: float
     reward: float | None = None
     eos_share: float | None = None
+    clustered: bool = False
 
     @classmethod
     def of(
@@ -49,10 +53,12 @@ class Evaluation:
         correct: int,
         reward: float | None = None,
         eos_share: float | None = None,
+        limits: tuple[float, float] | None = None,
     ) -> Self:
-        """`correct` of `n` prompts were right; n is at least 1."""
-        low, high = wilson(correct, n)
-        return cls(step, n, correct, low, high, reward, eos_share)
+        """`correct` of `n` rows (1 or more) were right; the limits are Wilson's if not given."""
+        low, high = wilson(correct, n) if limits is None else limits
+        clustered = limits is not None
+        return cls(step, n, correct, low, high, reward, eos_share, clustered)
 
     @property
     def accuracy(self) -> float:
@@ -60,12 +66,15 @@ class Evaluation:
 
     def metrics(self) -> dict[str, float | int | None]:
         """The columns of `metrics.jsonl` from which this evaluation is read back."""
-        return {
+        found: dict[str, float | int | None] = {
             "eval/accuracy": self.accuracy,
             "eval/reward": self.reward,
             "eval/eos_share": self.eos_share,
             "eval/n": self.n,
         }
+        if self.clustered:
+            found |= {"eval/accuracy_low": self.low, "eval/accuracy_high": self.high}
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +90,7 @@ class RunSummary:
     seconds_per_step: float | None
     tokens_per_second: float | None
     time_shares: Mapping[str, float]  # of the recorded parts, largest first; they add up to 1
+    cost: float | None = None  # US dollars of rewards with a price and of judges
 
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
@@ -122,6 +132,7 @@ def evaluations(path: Path | str) -> list[Evaluation]:
             correct=round(accuracy * n),
             reward=row.get("eval/reward"),
             eos_share=row.get("eval/eos_share"),
+            limits=_limits(row),
         )
     return [found[step] for step in sorted(found)]
 
@@ -132,7 +143,8 @@ def summary(path: Path | str) -> RunSummary:
     looks = evaluations(path)
     first, last = (looks[0], looks[-1]) if looks else (None, None)
     difference, pairs = None, 0
-    if first is not None and last is not None and first.step != last.step:
+    # Before the first step every comparison is a tie, so there is nothing to compare with.
+    if first and last and not last.clustered and first.step != last.step:
         before, after = _pairs(read_groups(path, split="eval"), first.step, last.step)
         pairs = len(before)
         difference = paired_difference(before, after) if pairs else None
@@ -146,6 +158,7 @@ def summary(path: Path | str) -> RunSummary:
         seconds_per_step=_median(rows, "time/step"),
         tokens_per_second=_median(rows, "time/tokens_per_second"),
         time_shares=_time_shares(rows),
+        cost=_cost(rows),
     )
 
 
@@ -184,9 +197,22 @@ def _pairs(
     ]
 
 
+def _limits(row: Mapping[str, Any]) -> tuple[float, float] | None:
+    low, high = row.get("eval/accuracy_low"), row.get("eval/accuracy_high")
+    return None if low is None or high is None else (low, high)
+
+
 def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     values = [row[key] for row in rows if row.get(key) is not None]
     return plain_statistics.median(values) if values else None
+
+
+def _cost(rows: Sequence[Mapping[str, Any]]) -> float | None:
+    """The last totals of what is paid by the call, and of what is paid by the token."""
+    totals = []
+    for key in ("cost/total", "judge/usd"):
+        totals += [row[key] for row in rows if row.get(key) is not None][-1:]
+    return sum(totals) if totals else None
 
 
 def _time_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
