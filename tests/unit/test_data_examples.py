@@ -456,8 +456,9 @@ def test_the_same_tokens_again_are_duplicates_and_stay():
     assert (counts["duplicates"], counts["train"]) == (1, 3)
 
 
-def test_graded_solutions_become_pairs():
-    pairs = runpy.run_path(str(ROOT / "examples" / "data" / "gsm8k_pairs.py"))["pairs"]
+def test_graded_solutions_become_pairs_and_demonstrations():
+    made = runpy.run_path(str(ROOT / "examples" / "data" / "gsm8k_solutions.py"))["MADE"]
+    pairs, demonstrations = made["pairs"], made["demonstrations"]
     row = {
         "question": "Two and two?",
         "ground_truth": "A: 4",
@@ -475,6 +476,8 @@ def test_graded_solutions_become_pairs():
     ]
     assert len(examples(found, Pair).stream) == 4
     assert list(pairs({**row, "large": row["small"], "wide": row["small"]})) == []
+    assert list(demonstrations(row)) == [{"prompt": "Two and two?", "completion": "A: 4"}]
+    assert list(demonstrations({"question": "?", "one": row["large"]})) == []
 
 
 def test_lone_surrogates_are_counted_and_bad_rows_listed():
