@@ -57,6 +57,12 @@ def row_sections() -> str:
     return "\n\n".join(_row_section(name, facts[name], claims) for name in online_rows())
 
 
+def given_sections() -> str:
+    """The same for rows that sample nothing."""
+    given = _facts("method")["GIVEN"]
+    return "\n\n".join(_row_section(name, facts, {}) for name, facts in given.items())
+
+
 def _row_section(name: str, facts: Any, claims: Mapping[str, Any]) -> str:
     parts = [
         f"### {name}",
@@ -75,7 +81,8 @@ def _row_section(name: str, facts: Any, claims: Mapping[str, Any]) -> str:
     table += [
         f"| `{_word(fact.value)}` | `{key}` | {fact.source} |" for key, fact in facts.fields.items()
     ]
-    parts.append("\n".join(table))
+    if facts.fields:
+        parts.append("\n".join(table))
     return "\n\n".join(parts)
 
 
@@ -208,6 +215,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "built": built_table,
     "keys": key_tables,
     "rows": row_sections,
+    "given_rows": given_sections,
     "claims": claim_table,
     "agreements": agreement_table,
     "differences": difference_table,

@@ -693,3 +693,192 @@ FACTS: Mapping[str, RowFacts] = {
     ),
 }
 """By the name of the row."""
+
+
+_BETA = Fact(0.1, "arXiv 2305.18290, App. B (0.5 for its summaries)")
+_SUMMED = "The mean over pairs is that of the whole optimizer step; TRL's of each micro-batch."
+
+GIVEN: Mapping[str, RowFacts] = {
+    "dpo": RowFacts(
+        paper="arXiv 2305.18290 Eq. 7",
+        formula="L = mean of -log sigmoid(r_w - r_l);  r = beta log(pi / pi_ref), summed over the "
+        "answer",
+        when="First, with a start that was fine-tuned on the chosen answers or on their like.",
+        failure="The chosen answers get rarer while the margin grows; the finding `displacement` "
+        "says so. Long answers are favoured where the chosen ones are longer.",
+        fields={"beta": _BETA},
+        notes=(
+            _SUMMED,
+            "`weight: likelihood` counts a pair by how typical of the policy its answers are (WPO, "
+            "arXiv 2406.11827 Eq. 2). The weight is held at 1, as in the released code; TRL's "
+            "`use_weighting` does not hold it.",
+        ),
+    ),
+    "cdpo": RowFacts(
+        paper="Mitchell 2023, A note on DPO with noisy preferences",
+        formula="L = (1 - e) l + e l';  l' is the loss of the swapped pair, e the smoothing",
+        when="Labels are known to be flipped at some rate: the margin then ends where "
+        "sigmoid(r_w - r_l) = 1 - e.",
+        failure="With clean labels the margin is held back for nothing.",
+        fields={
+            "beta": _BETA,
+            "smoothing": Fact(0.1, "ours: the note leaves the share of flips open"),
+        },
+        notes=("TRL 1.16 reads `label_smoothing` for `robust`, and not for `sigmoid`.",),
+    ),
+    "robust_dpo": RowFacts(
+        paper="arXiv 2403.00409",
+        formula="L = ((1 - e) l - e l') / (1 - 2e);  its mean over flips is l",
+        when="The rate of flipped labels is known well.",
+        failure="Unbounded below: a pair that is won by far pays e z / (1 - 2e).",
+        fields={
+            "beta": _BETA,
+            "smoothing": Fact(0.1, "arXiv 2403.00409: its experiments"),
+            "unbias": Fact(True, "arXiv 2403.00409: the flips are divided out"),
+        },
+    ),
+    "ipo": RowFacts(
+        paper="arXiv 2310.12036 Eq. 17",
+        formula="L = mean of (h - 1 / (2 beta))^2;  h = log-ratio of chosen less that of rejected",
+        when="Pairs that every judge would order alike: the margin has an end there too.",
+        failure="h is a sum over tokens, so one beta does not fit answers of every length.",
+        fields={
+            "link": Fact("square", "arXiv 2310.12036 Eq. 17"),
+            "beta": Fact(0.1, "ours: that of DPO; the paper has toy problems alone"),
+        },
+        notes=("TRL's `ipo` takes h per token: that is `ipo_avg` here.",),
+    ),
+    "ipo_avg": RowFacts(
+        paper="arXiv 2310.12036 Eq. 17, per token",
+        formula="as `ipo`, with the log-ratios of mean token log-probabilities",
+        when="As `ipo`, where lengths differ.",
+        failure="At beta 0.1 the margin to reach is 5 nats per token, which no pair has: choose "
+        "beta by the margins seen.",
+        fields={
+            "link": Fact("square", "arXiv 2310.12036 Eq. 17"),
+            "score": Fact(
+                "mean", "TRL, whose comment says that the authors of arXiv 2310.12036 do"
+            ),
+            "beta": Fact(0.1, "ours: that of DPO; the paper has toy problems alone"),
+        },
+    ),
+    "hinge": RowFacts(
+        paper="arXiv 2305.10425, with a reference as in arXiv 2309.06657",
+        formula="L = mean of max(0, 1 - (r_w - r_l))",
+        when="Pairs that are won shall be left alone.",
+        failure="Once every pair of a step is won its gradient is 0 and only momentum moves.",
+        fields={
+            "link": Fact("hinge", "arXiv 2305.10425"),
+            "beta": Fact(0.05, "arXiv 2309.06657: gamma"),
+        },
+    ),
+    "dpo_norm": RowFacts(
+        paper="arXiv 2411.15124",
+        formula="L = mean of -log sigmoid(r_w - r_l);  r = beta / |y| log(pi / pi_ref)",
+        when="DPO makes answers longer.",
+        failure="A beta taken over from `dpo` is too small by the length of an answer.",
+        fields={
+            "score": Fact("mean", "arXiv 2411.15124: length-normalised"),
+            "beta": Fact(5.0, "arXiv 2411.15124"),
+        },
+        notes=("TRL's `sigmoid_norm`.",),
+    ),
+    "bco_pair": RowFacts(
+        paper="arXiv 2404.04656",
+        formula="L = mean of -log sigmoid(r_w) - log sigmoid(-r_l)",
+        when="Each answer shall be judged by itself, although the data are pairs.",
+        failure="Both rewards may drift together: nothing holds their level but the 0.",
+        fields={
+            "link": Fact("bco", "arXiv 2404.04656"),
+            "beta": Fact(0.01, "arXiv 2404.04656"),
+        },
+        notes=("Without the paper's running shift of the rewards, as TRL's `bco_pair`.",),
+    ),
+    "apo_zero": RowFacts(
+        paper="arXiv 2408.06266 Eq. 7",
+        formula="L = mean of 1 - sigmoid(r_w) + sigmoid(r_l)",
+        when="The chosen answers are better than what the policy says: they shall get likelier.",
+        failure="Where the policy is better than the chosen answers it unlearns.",
+        fields={
+            "link": Fact("apo_zero", "arXiv 2408.06266 Eq. 7"),
+            "beta": Fact(0.1, "arXiv 2408.06266"),
+        },
+    ),
+    "nca_pair": RowFacts(
+        paper="arXiv 2402.05369",
+        formula="L = mean of -log sigmoid(r_w) - 1/2 log sigmoid(-r_w) - 1/2 log sigmoid(-r_l)",
+        when="DPO makes the chosen answers rarer.",
+        failure="Slower: the rewards themselves are pulled to 0.",
+        fields={
+            "link": Fact("nca", "arXiv 2402.05369"),
+            "beta": Fact(0.01, "arXiv 2402.05369"),
+        },
+    ),
+    "simpo": RowFacts(
+        paper="arXiv 2405.14734 Eq. 6",
+        formula="L = mean of -log sigmoid(r_w - r_l - margin);  r = beta / |y| log pi",
+        when="There is no room or time for a reference.",
+        failure="Nothing holds the policy near its start: with a large rate or many epochs texts "
+        "break down.",
+        fields={
+            "score": Fact("mean", "arXiv 2405.14734 Eq. 4"),
+            "reference": Fact(False, "arXiv 2405.14734"),
+            "beta": Fact(2.0, "arXiv 2405.14734: for its Llama-3 base model"),
+            "margin": Fact(1.0, "arXiv 2405.14734: gamma, for its Llama-3 base model"),
+        },
+        notes=("`margin` is the paper's gamma, and TRL's `simpo_gamma`: not divided by beta.",),
+    ),
+    "orpo": RowFacts(
+        paper="arXiv 2403.07691 Eq. 6-7",
+        formula="L = mean of -log sigmoid(o_w - o_l) + nll x -1/|y_w| log pi(y_w);  o = log odds "
+        "of the mean token probability",
+        when="From a base model in one stage.",
+        failure="On a model that is fine-tuned already the likelihood term rules.",
+        fields={
+            "score": Fact("log_odds", "arXiv 2403.07691 Eq. 4: odds of the mean probability"),
+            "reference": Fact(False, "arXiv 2403.07691"),
+            "beta": Fact(1.0, "arXiv 2403.07691 Eq. 7: no factor inside the sigmoid"),
+            "nll": Fact(10.0, "arXiv 2403.07691: 1 / lambda, with lambda 0.1"),
+        },
+        notes=("The loss is the paper's over lambda. TRL's `beta` of ORPO is lambda.",),
+    ),
+    "kto": RowFacts(
+        paper="arXiv 2402.01306 Eq. 8",
+        formula="L = mean of w (1 - sigmoid(beta (s - z))) for good, w (1 - sigmoid(beta (z - s))) "
+        "for bad;  z = max(0, mean log-ratio of answers behind other prompts)",
+        when="Labels, not pairs: thumbs up and down.",
+        failure="Far more good than bad labels, or the reverse, drown the rarer kind: see the "
+        "weights below.",
+        fields={
+            "data": Fact("labels", "arXiv 2402.01306"),
+            "link": Fact("kto", "arXiv 2402.01306 Eq. 8"),
+            "beta": Fact(0.1, "arXiv 2402.01306"),
+        },
+        notes=(
+            "Set `desirable` and `undesirable` so that (desirable n_D) / (undesirable n_U) lies "
+            "between 1 and 3/2, as the paper says; TRL's range is 1 to 4/3.",
+            "z is that of the whole optimizer step; TRL's of each micro-batch.",
+        ),
+    ),
+    "sft": RowFacts(
+        paper="arXiv 2203.02155",
+        formula="L = -1/N sum over the N trained tokens of the step of log pi",
+        when="Before preferences or rewards, and where good answers are at hand.",
+        failure="More epochs than the held-out loss allows: it repeats its examples.",
+        fields={},
+        notes=("N is that of the whole optimizer step, however it is cut into passes.",),
+    ),
+    "reward_model": RowFacts(
+        paper="arXiv 2203.02155 Eq. 1",
+        formula="L = mean of -log sigmoid(r_w - r_l - margin) + center (r_w + r_l)^2",
+        when="A policy shall be trained on what people prefer, by more answers than were compared.",
+        failure="It learns length: compare `eval/accuracy` with `eval/accuracy_of_length`.",
+        fields={
+            "data": Fact("pairs", "arXiv 2203.02155; `rankings` count once a prompt, as there"),
+            "loss": Fact("bradley_terry", "arXiv 2203.02155 Eq. 1"),
+            "center": Fact(0.01, "arXiv 2312.09244 Eq. 2; the number: TRL's advice"),
+        },
+        notes=("`margin` is that of the row, where it has one (arXiv 2307.09288 Eq. 2).",),
+    ),
+}
+"""Rows that sample nothing. Of a preference row `beta` is told too where it is the default."""

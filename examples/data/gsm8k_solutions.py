@@ -3,8 +3,8 @@
     python gsm8k_solutions.py pairs gsm8k_model_solutions.jsonl.gz pairs.jsonl
     python gsm8k_solutions.py demonstrations gsm8k_model_solutions.jsonl.gz correct.jsonl
 
-Pairs: each correct solution over each incorrect one of the same problem. Demonstrations: one correct
-solution of each problem that has one. A row of the input has a `question`, and per model
+Pairs: each correct solution over each incorrect one of the same problem. Demonstrations: one
+correct solution of each problem that has one. A row of the input has a `question`, and per model
 `{solution, is_correct}`.
 """
 

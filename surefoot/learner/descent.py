@@ -30,7 +30,9 @@ class Descended:
     """What an optimizer step did."""
 
     applied: bool
-    """False: the loss or the gradient was not finite, and nothing was changed."""
+    """False: nothing was changed, because there was no gradient or a part of it was not finite."""
+    silent: bool
+    """The gradient was exactly zero, so that no moment of the optimizer may move a weight."""
     loss: float
     grad_norm: float
     """Before clipping."""
@@ -59,8 +61,11 @@ def descend(
         for name, value in out.sums.items():
             sums[name] = sums.get(name, 0.0) + value
     norm = optimizer.gradient_norm()
-    applied = bool(passes) and math.isfinite(total) and math.isfinite(norm)
+    finite = bool(passes) and math.isfinite(total) and math.isfinite(norm)
+    silent = finite and norm == 0.0
+    applied = finite and not silent
     if applied:
         optimizer.step(rate=rate, norm=norm)
     optimizer.clear()
-    return Descended(applied, total, norm, sums, sum(part.tokens for part in passes), layouts)
+    forwarded = sum(part.tokens for part in passes)
+    return Descended(applied, silent, total, norm, sums, forwarded, layouts)

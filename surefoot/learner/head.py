@@ -61,6 +61,24 @@ def token_logp(
     least float32. Both are differentiable; an entropy that no loss reads costs nothing in the
     backward pass.
     """
+    logp_N, entropy_N, _ = _scored(hidden_NH, head, targets_N, temperature, collision=False)
+    return logp_N, entropy_N
+
+
+def token_logp_and_collision(
+    hidden_NH: Tensor, head: Head, targets_N: Tensor, *, temperature: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """As `token_logp`, with log sum_v p_v^2 of each distribution: log_collision_N, a constant."""
+    logp_N, entropy_N, log_collision_N = _scored(
+        hidden_NH, head, targets_N, temperature, collision=True
+    )
+    assert log_collision_N is not None
+    return logp_N, entropy_N, log_collision_N
+
+
+def _scored(
+    hidden_NH: Tensor, head: Head, targets_N: Tensor, temperature: float, *, collision: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
     return _TokenLogp.apply(  # type: ignore[no-untyped-call, no-any-return]
         hidden_NH,
         head.weight_VH,
@@ -69,6 +87,7 @@ def token_logp(
         head,
         temperature,
         torch.is_grad_enabled(),
+        collision,
     )
 
 
@@ -132,12 +151,14 @@ class _TokenLogp(torch.autograd.Function):
         head: Head,
         temperature: float,
         is_trained: bool,
-    ) -> tuple[Tensor, Tensor]:
+        wants_collision: bool,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         rows, words = hidden_NH.shape[0], weight_VH.shape[0]
         with torch.autocast(hidden_NH.device.type, enabled=False):
             product = _Product(hidden_NH, weight_VH, bias_V, head)
             logp_N = hidden_NH.new_empty(rows, dtype=_wide(head))
             entropy_N, top_N, total_N = (torch.empty_like(logp_N) for _ in range(3))
+            collision_N = torch.empty_like(logp_N) if wants_collision else None
             kept = _kept_rows(rows, head) if is_trained else 0
             kept_KV = product.hidden.new_empty(kept, words)
             chunks = [*_chunks(0, kept, head), *_chunks(kept, rows, head)]
@@ -162,14 +183,22 @@ class _TokenLogp(torch.autograd.Function):
                 cross = logits.mul_(weights).sum(1)
                 logp_N[part] = picked - normalizer
                 entropy_N[part] = normalizer - cross / total
+                if collision_N is not None:
+                    # The greatest weight is 1, so the norm is no less.
+                    norm = torch.linalg.vector_norm(weights, dim=1)
+                    collision_N[part] = 2.0 * (norm.log() - normalizer)
                 top_N[part], total_N[part] = top[:, 0], total
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, targets_N, top_N, total_N, entropy_N)
         ctx.head, ctx.temperature, ctx.kept_KV = head, temperature, kept_KV
         ctx.set_materialize_grads(False)
-        return logp_N, entropy_N
+        if collision_N is not None:
+            ctx.mark_non_differentiable(collision_N)
+        return logp_N, entropy_N, collision_N
 
     @staticmethod
-    def backward(ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None) -> Any:
+    def backward(
+        ctx: Any, grad_logp_N: Tensor | None, grad_entropy_N: Tensor | None, _: None
+    ) -> Any:
         hidden_NH, weight_VH, bias_V, targets_N, top_N, total_N, entropy_N = ctx.saved_tensors
         head, temperature = ctx.head, ctx.temperature
         # An entropy's gradient needs the logits themselves.
@@ -206,6 +235,7 @@ class _TokenLogp(torch.autograd.Function):
             sums.hidden_NH.to(hidden_NH.dtype),
             sums.weight_VH.to(weight_VH.dtype),
             None if sums.bias_V is None or bias_V is None else sums.bias_V.to(bias_V.dtype),
+            None,
             None,
             None,
             None,

@@ -68,7 +68,7 @@ def pass_loss(row: Preference, scorer: Scorer, asked: Asked) -> Callable[[Microb
 def _relative(row: Preference, scorer: Scorer, asked: Asked, part: Microbatch) -> _Read:
     """Token log-probabilities and scores of a pass's answers, less the reference's."""
     mask_BT = asked.batch.mask_BT
-    scored = scorer(part)
+    scored = scorer(part, collision=row.weight == "likelihood")
     logp_bT = spread(scored.logp_N, part, mask_BT.shape[1])
     mask_bT = mask_BT[part.row_list].to(logp_bT.device)
     found = scores.sequence_score(logp_bT, mask_BT=mask_bT, score=row.score)
@@ -78,7 +78,12 @@ def _relative(row: Preference, scorer: Scorer, asked: Asked, part: Microbatch) -
         reference_b = asked.reference_B[part.row_list].to(score_b.device)
         score_b = scores.against_reference(score_b, reference_b)
     total_b = torch.where(mask_bT, logp_bT, 0.0).detach().double().sum(1)
-    return _Read(logp_bT, mask_bT, score_b, total_b, float(scored.entropy_N.detach().sum()))
+    log_weight_b = None
+    if scored.log_collision_N is not None:
+        collision_bT = spread(scored.log_collision_N, part, mask_BT.shape[1])
+        log_weight_b = scores.log_likelihood_weight(logp_bT, collision_bT, mask_BT=mask_bT)
+    entropy = float(scored.entropy_N.detach().sum())
+    return _Read(logp_bT, mask_bT, score_b, total_b, entropy, log_weight_b)
 
 
 @dataclass(frozen=True)
@@ -89,6 +94,8 @@ class _Read:
     total_b: Tensor
     """Summed log-probability of each answer."""
     entropy: float
+    log_weight_b: Tensor | None
+    """How typical of the policy each answer is, for a row that weighs its pairs by it."""
 
 
 def _pairs(row: Preference, scorer: Scorer, asked: Asked, part: Microbatch) -> PassLoss:
@@ -105,8 +112,14 @@ def _pairs(row: Preference, scorer: Scorer, asked: Asked, part: Microbatch) -> P
         smoothing=row.smoothing,
         unbias=row.unbias,
     )
+    weight_b = present_b.double()
+    if read.log_weight_b is not None:
+        weight_b = scores.likelihood_weights(
+            read.log_weight_b[0::2], read.log_weight_b[1::2], present_B=present_b
+        )
+    loss_b = weight_b * out.loss_B
     loss = preference.nll_mixture(
-        out.loss_B,
+        loss_b,
         read.logp_bT[0::2],
         mask_BT=read.mask_bT[0::2],
         present_B=present_b,
@@ -118,7 +131,8 @@ def _pairs(row: Preference, scorer: Scorer, asked: Asked, part: Microbatch) -> P
         loss,
         {
             "pairs": float(present_b.sum()),
-            "pair_loss": float(out.loss_B.detach().sum()),
+            "pair_loss": float(loss_b.detach().sum()),
+            "pair_weight": float(weight_b.sum()),
             "rewards/chosen": float(out.chosen_reward_B.sum()),
             "rewards/rejected": float(out.rejected_reward_B.sum()),
             "rewards/accuracies": float(out.is_correct_B.sum()),

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from surefoot.learner.attention import use_short_attention
-from surefoot.learner.head import find_head, token_logp
+from surefoot.learner.head import find_head, token_logp, token_logp_and_collision
 from surefoot.learner.layouts import Microbatch, Shape
 from surefoot.learner.norms import use_norm_before_product
 
@@ -31,6 +31,8 @@ class Scored:
     entropy_N: Tensor
     value_N: Tensor | None = None
     """V of the state before each token, in units of reward, where a value head is attached."""
+    log_collision_N: Tensor | None = None
+    """log sum_v p_v^2 of each token's distribution, constant, where it was asked for."""
 
 
 class ValueHead(nn.Linear):
@@ -165,15 +167,20 @@ class Scorer(Backbone):
         self.value_head: ValueHead | None = None
         """That of a critic which shares the trunk."""
 
-    def forward(self, batch: Microbatch) -> Scored:
+    def forward(self, batch: Microbatch, *, collision: bool = False) -> Scored:
         """Score the micro-batch's tokens under softmax(logits / temperature)."""
         targets_N = batch.targets_N.to(self.device)
         hidden_NH = self.hidden(batch)
-        logp_N, entropy_N = token_logp(
-            hidden_NH, self.head, targets_N, temperature=self.temperature
-        )
+        heat = self.temperature
+        collision_N = None
+        if collision:
+            logp_N, entropy_N, collision_N = token_logp_and_collision(
+                hidden_NH, self.head, targets_N, temperature=heat
+            )
+        else:
+            logp_N, entropy_N = token_logp(hidden_NH, self.head, targets_N, temperature=heat)
         value_N = None if self.value_head is None else self.value_head.of(hidden_NH)
-        return Scored(logp_N, entropy_N, value_N)
+        return Scored(logp_N, entropy_N, value_N, collision_N)
 
     def values(self, batch: Microbatch) -> Tensor:
         """The value head alone: a gradient reaches the head, never the policy."""

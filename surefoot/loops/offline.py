@@ -159,6 +159,14 @@ class OfflineLoop(StepLoop):
                 f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
                 "gradient; lower optim.learning_rate or mend the data"
             )
+        limit = self.recipe.run.stop_without_signal
+        if limit != "never" and self.progress.silent >= limit:
+            raise StoppedOnFinding(
+                f"{self.progress.silent} steps in a row had a gradient of exactly zero, so nothing "
+                "was learned: every example is beyond what the loss asks for, or its margin is "
+                "flat. Take harder data, lower the margin or beta of the method, or set "
+                "run.stop_without_signal to never"
+            )
         every = self.recipe.run.checkpoint_every
         if every and step % every == 0 and not last:
             self._save()
@@ -184,8 +192,10 @@ class OfflineLoop(StepLoop):
                 )
         seen = self.task.tokens(examples)
         self.progress.tokens += seen
-        self.progress.nonfinite = 0 if done.applied else self.progress.nonfinite + 1
-        if not done.applied:
+        bad = not done.applied and not done.silent
+        self.progress.nonfinite = self.progress.nonfinite + 1 if bad else 0
+        self.progress.silent = self.progress.silent + 1 if done.silent else 0
+        if bad:
             self.desk.ledger.event(
                 "nonfinite",
                 f"step {step}: skipped, because the loss or the gradient was not finite",
@@ -193,7 +203,8 @@ class OfflineLoop(StepLoop):
             )
         out: Metrics = {
             "optimizer_steps": int(done.applied),
-            "skipped_steps": int(not done.applied),
+            "skipped_steps": int(bad),
+            "steps_without_signal": self.progress.silent,
             "forwarded_tokens": done.forwarded,
             "learning_rate": rate,
             "epoch": self.stream.epoch,
@@ -201,7 +212,7 @@ class OfflineLoop(StepLoop):
             "step_tokens": seen,
             "time/update": time.perf_counter() - began,
         }
-        if done.applied:
+        if not bad:
             out["loss"] = done.loss
             out["grad_norm"] = done.grad_norm
         return {**out, **row}

@@ -92,6 +92,8 @@ class PreferenceTask(Budgeted):
             if self.row.nll:
                 out["nll_loss"] = sums["nll_loss"] / count
                 out["pair_loss"] = sums["pair_loss"] / count
+            if self.row.weight == "likelihood":
+                out["pair_weight"] = sums["pair_weight"] / count
             return out
         good, bad = sums["desirable"], sums["undesirable"]
         for side, count in (("chosen", good), ("rejected", bad)):

@@ -176,7 +176,7 @@ def _key(row: Preference, identity: Mapping[str, object], packing: Packing) -> s
     facts = {
         **identity,
         "score": row.score,
-        "data": row.data,
+        "kind": row.data,
         "layouts": list(packing.layouts),
         "budget": packing.budget,
     }

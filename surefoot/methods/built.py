@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from surefoot.errors import NotBuiltError
-from surefoot.methods.types import Method, Preference, Row
+from surefoot.methods.types import Method, Row
 
 BUILT: Mapping[str, frozenset[str | bool]] = {
     "greedy_sample": frozenset({False, True}),
@@ -42,8 +42,6 @@ BUILT: Mapping[str, frozenset[str | bool]] = {
 """Dotted field -> the kinds (or plain values) whose functions exist."""
 
 ROW_TYPES_BUILT: frozenset[str] = frozenset({"method", "preference", "supervised"})
-WEIGHTS_BUILT: frozenset[str] = frozenset({"none"})
-"""Of a preference row's `weight`."""
 
 
 def check_built(row: Row) -> None:
@@ -53,11 +51,6 @@ def check_built(row: Row) -> None:
         raise NotBuiltError(
             f"method: {row.name} is a {kind} row, and this version does not have the "
             f"{kind} loop yet; built: {', '.join(sorted(ROW_TYPES_BUILT))} rows"
-        )
-    if isinstance(row, Preference) and row.weight not in WEIGHTS_BUILT:
-        raise NotBuiltError(
-            f"method.weight: {row.weight} is not built yet in this version; built: "
-            f"{', '.join(sorted(WEIGHTS_BUILT))}"
         )
     if not isinstance(row, Method):
         return

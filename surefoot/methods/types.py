@@ -310,8 +310,8 @@ class Preference:
     """One preference method: DPO and its family (DESIGN 2; arXiv 2305.18290 and others).
 
     `beta` multiplies the log-ratio; `smoothing` is the share of flipped labels (`unbias` divides
-    it out again); `nll` weighs the likelihood of the chosen answer; `desirable` and
-    `undesirable` weigh single labels.
+    it out again); `weight` likelihood weighs a pair by how typical of the policy its answers are;
+    `nll` weighs the likelihood of the chosen answer; `desirable` and `undesirable` weigh labels.
     """
 
     name: str
@@ -363,6 +363,7 @@ class Preference:
             "data",
             "labels read no smoothing, nll or weight; leave them out",
         )
+        need(pairs or self.reference, "reference", "labels need it for their zero point; set true")
         need(
             not pairs or (self.desirable == 1 and self.undesirable == 1),
             "desirable",
@@ -407,6 +408,11 @@ class Supervised:
             not demonstrations or (self.center == 0 and not self.normalize),
             "center",
             "center and normalize belong to reward models; set loss to bradley_terry",
+        )
+        need(
+            demonstrations or (self.train_on == "completion" and not self.packing),
+            "train_on",
+            "train_on and packing are read of demonstrations alone; leave them out",
         )
 
 

@@ -207,7 +207,7 @@ def test_python_rows_and_a_length_in_epochs(tiny_model: Path, tmp_path: Path) ->
     [
         ({"critic__layers": 1}, "critic.layers"),
         ({"method": {"name": "kto"}, "rows": "labels", "optim__batch_size": 1}, "batch_size"),
-        ({"method": {"name": "dpo", "weight": "likelihood"}}, "method.weight"),
+        ({"method": {"name": "kto", "weight": "likelihood"}, "rows": "labels"}, "or weight"),
     ],
 )
 def test_what_cannot_work_is_refused(

@@ -32,6 +32,7 @@ from surefoot.methods import (
     Supervised,
     TokenMean,
     as_mapping,
+    built,
     check_built,
     describe,
     get,
@@ -365,9 +366,11 @@ def test_group_relative_follows_the_baseline() -> None:
     assert not is_group_relative(Preference(name="dpo"))
 
 
-def test_what_is_not_built_is_refused_by_name() -> None:
-    with pytest.raises(NotBuiltError, match=r"method\.weight: likelihood is not built yet"):
-        check_built(Preference(name="mine", weight="likelihood"))
+def test_what_is_not_built_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_built(online_rows()["grpo"])
+    monkeypatch.setattr(built, "BUILT", {**BUILT, "gate": frozenset({"none"})})
+    with pytest.raises(NotBuiltError, match=r"method\.gate: clip is not built yet.*built: none"):
+        check_built(online_rows()["grpo"])
 
 
 def test_every_kind_of_an_online_row_is_built() -> None:

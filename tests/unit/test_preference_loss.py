@@ -144,6 +144,24 @@ def test_the_reference_is_asked_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert not torch.equal(first.of(pairs()), other.of(pairs()))
 
 
+def test_other_data_with_the_same_ids_are_asked(tmp_path: Path) -> None:
+    row, scorer = row_of("dpo"), scorer_of()
+    packing = packing_of(scorer)
+    other = [Pair(p.id, p.prompt, p.rejected, p.chosen) for p in pairs()]
+    for data, given in (("first", pairs()), ("second", other)):
+        known = reference_scores(
+            row,
+            scorer,
+            [given],
+            packing,
+            identity={"data": data},
+            interrupt=never,
+            folder=tmp_path,
+        )
+        own_B = score_of(row, scorer, answers_of(given), packing)
+        assert torch.equal(known.of(given), own_B)
+
+
 def test_a_damaged_file_of_scores_is_asked_again(tmp_path: Path) -> None:
     row, scorer = row_of("dpo"), scorer_of()
     packing = packing_of(scorer)
