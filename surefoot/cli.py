@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from surefoot import __version__
+from surefoot.audit.command import OVERRIDES, Overrides, audit_app, joined
 from surefoot.errors import Interrupted, SurefootError
 
 app = typer.Typer(
@@ -27,31 +28,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.add_typer(audit_app, name="audit")
 
 _TRACEBACK = "surefoot-traceback.txt"
-# `--key.sub=value` is an override too; typer must hand it on instead of refusing it.
-_OVERRIDES = {"ignore_unknown_options": True}
-
-Overrides = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="KEY.SUB=VALUE", help="Values laid over the recipe."),
-]
 Checkpoint = Annotated[
     int | None, typer.Option("--checkpoint", help="Step of the checkpoint; default the newest.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def _joined(arguments: list[str] | None) -> list[str]:
-    """The overrides as key.sub=value, also where they were spelled `--key.sub value`."""
-    overrides: list[str] = []
-    for argument in arguments or []:
-        last = overrides[-1] if overrides else ""
-        if last.startswith("--") and "=" not in last:
-            overrides[-1] = f"{last}={argument}"
-        else:
-            overrides.append(argument)
-    return overrides
 
 
 def _version(wanted: bool) -> None:
@@ -71,13 +54,13 @@ def _root(
     """Post-train language models with reinforcement learning and preferences."""
 
 
-@app.command(context_settings=_OVERRIDES)
+@app.command(context_settings=OVERRIDES)
 def train(
     recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A YAML file.")],
     overrides: Overrides = None,
 ) -> None:
     """Train, stage by stage if the recipe has stages; an existing run directory resumes."""
-    values = _joined(overrides)
+    values = joined(overrides)
     try:
         from surefoot.loops.entry import train as start
         from surefoot.recipe import load
@@ -110,7 +93,7 @@ def _picture(run: Path) -> Path | None:
     return draw([run], run / "curve.png")
 
 
-@app.command(name="eval", context_settings=_OVERRIDES)
+@app.command(name="eval", context_settings=OVERRIDES)
 def evaluate(
     target: Annotated[
         str, typer.Argument(metavar="RUN|RECIPE", help="A run directory or a YAML file.")
@@ -123,7 +106,7 @@ def evaluate(
     """Evaluate on the held-out rows."""
     from surefoot.loops.entry import evaluate as start
 
-    result = start(target, _joined(overrides), checkpoint=checkpoint)
+    result = start(target, joined(overrides), checkpoint=checkpoint)
     typer.echo(json.dumps(result.to_json(), indent=2) if as_json else result.table())
 
 

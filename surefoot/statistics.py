@@ -56,13 +56,50 @@ def wilson(successes: int, n: int, confidence: float = 0.95) -> tuple[float, flo
         raise SurefootError(f"an interval for a proportion needs at least one trial, not {n}")
     if not 0 <= successes <= n:
         raise SurefootError(f"{successes} successes of {n} trials: give a count between 0 and {n}")
-    z = _normal_quantile(confidence)
-    share, z2 = successes / n, z * z
-    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
-    half = z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
-    low = 0.0 if successes == 0 else centre - half
-    high = 1.0 if successes == n else centre + half
-    return low, high
+    return _score_limits(successes / n, n, confidence)
+
+
+def clustered_share(
+    successes: Sequence[int], trials: Sequence[int], confidence: float = 0.95
+) -> Interval:
+    """Wilson's interval for a proportion whose trials come in clusters that may agree inside.
+
+    Cluster c has k_c successes in m_c trials; M and C are the trials and clusters in all, and
+    p = sum k / M. The trials count as M / max(1, d), where the design effect d is the variance of p
+    between clusters, C/(C-1) sum (k_c - p m_c)² / M², over p(1-p)/(M-1) (Rao and Scott 1992,
+    Biometrics 48:577). Clusters of one trial give Wilson's own interval. With p of 0 or 1 nothing
+    tells how far a cluster agrees, so each counts as one trial.
+
+    Empty clusters are left out; no trial at all, or k_c outside 0..m_c, is a SurefootError.
+    """
+    if len(successes) != len(trials):
+        raise SurefootError(f"{len(successes)} counts of successes for {len(trials)} clusters")
+    pairs = [(int(k), int(m)) for k, m in zip(successes, trials, strict=True) if m or k]
+    for k, m in pairs:
+        if not 0 <= k <= m:
+            raise SurefootError(f"{k} successes of {m} trials: give a count between 0 and {m}")
+    if not pairs:
+        raise SurefootError("an interval for a proportion needs at least one trial, not 0")
+    total, clusters = sum(m for _, m in pairs), len(pairs)
+    share = sum(k for k, _ in pairs) / total
+    effective: float = clusters
+    if clusters > 1 and 0 < share < 1:
+        between = sum((k - share * m) ** 2 for k, m in pairs) * clusters / (clusters - 1)
+        design = between / total**2 / (share * (1 - share) / (total - 1))
+        effective = total / max(1.0, design)
+    return Interval(share, *_score_limits(share, effective, confidence))
+
+
+def independent_difference(first: Interval, second: Interval) -> Interval:
+    """Newcombe's interval for p1 - p2 of independent samples, from the score limits of each.
+
+    d - sqrt((p1 - l1)² + (u2 - p2)²) to d + sqrt((u1 - p1)² + (p2 - l2)²), with d = p1 - p2
+    (Newcombe 1998, Stat. Med. 17:873, method 10 from two Wilson intervals).
+    """
+    estimate = first.estimate - second.estimate
+    down = _joined(first.estimate - first.low, second.high - second.estimate, 0.0)
+    up = _joined(first.high - first.estimate, second.estimate - second.low, 0.0)
+    return Interval(estimate, estimate - down, estimate + up)
 
 
 def paired_difference(
@@ -292,6 +329,14 @@ def _bias(resampled: NDArray[np.float64], estimate: float) -> float:
 def _ratio(top: NDArray[np.float64], bottom: NDArray[np.float64]) -> NDArray[np.float64]:
     """NaN where the bottom is 0."""
     return np.divide(top, bottom, out=np.full_like(top, np.nan), where=bottom > 0)
+
+
+def _score_limits(share: float, n: float, confidence: float) -> tuple[float, float]:
+    z = _normal_quantile(confidence)
+    z2 = z * z
+    centre = (share + z2 / (2 * n)) / (1 + z2 / n)
+    half = z * math.sqrt(share * (1 - share) / n + z2 / (4 * n * n)) / (1 + z2 / n)
+    return 0.0 if share == 0 else centre - half, 1.0 if share == 1 else centre + half
 
 
 def _corrected_phi(both: int, gained: int, lost: int, neither: int) -> float:

@@ -83,12 +83,13 @@ def gather(
         asked = draw_prompts(stream, prompts - len(kept), quarantined, step=step)
         began = time.perf_counter()
         groups = engine.sample(asked, row.group_size, purpose="rollout")
+        pending = grader.submit(groups, same_step=rounds > 1)
         extra = []
-        if row.greedy_sample:
+        if row.greedy_sample:  # while the others are scored
             extra = engine.sample(asked, 1, purpose="rollout/greedy", greedy=True)
         sampled = time.perf_counter()
         interrupt()
-        scored = grader.score(groups, same_step=rounds > 1)
+        scored = grader.collect(pending)
         if extra:
             scored = _with_greedy(scored, grader.score(extra, counted=False))
         grader.stop_if_broken()

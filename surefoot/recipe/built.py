@@ -20,14 +20,8 @@ BUILT: Mapping[str, tuple[Any, ...]] = {
     "rollout.urls": ((),),
     "optim.offload": (False,),
     "doctor.action": ("report",),
-    "judge.base_url": (None,),
-    "judge.model": (None,),
-    "judge.budget_calls": (None,),
-    "judge.budget_usd": (None,),
 }
 """Key -> the values whose functions exist; a key that is not here is built whole."""
-
-BUILT_REWARD: Mapping[str, tuple[Any, ...]] = {"price": (None,)}
 
 
 def check(recipe: Recipe) -> None:
@@ -35,9 +29,6 @@ def check(recipe: Recipe) -> None:
     for key, values in BUILT.items():
         section, _, name = key.partition(".")
         _check(key, getattr(getattr(recipe, section), name), values)
-    for index, part in enumerate(recipe.reward):
-        for name, values in BUILT_REWARD.items():
-            _check(f"reward.{index}.{name}", getattr(part, name), values)
     check_built(recipe.method)
 
 

@@ -13,6 +13,7 @@ from surefoot.methods import Method, Overlong, Preference, ProportionalKL, warmi
 from surefoot.methods.checks import did_you_mean
 from surefoot.recipe.aliases import COUNTS_OPTIMIZER_STEPS
 from surefoot.recipe.recipe import Recipe, leaves
+from surefoot.recipe.schema import Section
 
 
 def check(recipe: Recipe, *, outside: Collection[str], elsewhere: Collection[str] = ()) -> None:
@@ -142,15 +143,67 @@ def _online(recipe: Recipe, row: Method) -> None:
             )
     _controller(recipe, row)
     _optimizer_steps(recipe, row)
+    _judge(recipe, row)
 
 
 def _given_critic(recipe: Recipe) -> str | None:
-    """The first key of the critic that differs from its default."""
-    fields = type(recipe.critic).model_fields
-    given = (
-        name for name, field in fields.items() if getattr(recipe.critic, name) != field.default
-    )
+    return _given(recipe.critic)
+
+
+def _given(section: Section) -> str | None:
+    """The first key of a section that differs from its default."""
+    fields = type(section).model_fields
+    given = (name for name, field in fields.items() if getattr(section, name) != field.default)
     return next(given, None)
+
+
+def _judge(recipe: Recipe, row: Method) -> None:
+    """The section `judge` and the rewards that ask it need each other."""
+    judge = recipe.judge
+    parts = {i: part for i, part in enumerate(recipe.reward) if part.use == "judge"}
+    if not parts:
+        if name := _given(judge):
+            raise RecipeError(
+                f"judge.{name}: no reward asks a judge, so nothing would read it; add one, as in "
+                "reward: [{use: judge, rubric: ...}], or leave it out"
+            )
+        return
+    for name, value in (("base_url", judge.base_url), ("model", judge.model)):
+        if value is None:
+            raise RecipeError(
+                f"judge.{name}: is required by reward.{min(parts)}; as in judge: {{base_url: "
+                "http://127.0.0.1:8000/v1, model: NAME}"
+            )
+    if judge.budget_usd is not None:
+        for name, price in (
+            ("price_per_million_input", judge.price_per_million_input),
+            ("price_per_million_output", judge.price_per_million_output),
+        ):
+            if price is None:
+                raise RecipeError(
+                    f"judge.{name}: judge.budget_usd cannot be kept without it; set it to US "
+                    "dollars per million tokens, or set judge.budget_calls instead"
+                )
+    for index, part in parts.items():
+        if part.options.get("mode") == "pairwise":
+            _pairwise(recipe, row, index)
+
+
+def _pairwise(recipe: Recipe, row: Method, index: int) -> None:
+    """An answer that stands alone has nothing to be compared with."""
+    why = f"reward.{index}.mode: pairwise compares the answers to one prompt"
+    if row.group_size < 2:
+        raise RecipeError(f"{why}, and method.group_size is {row.group_size}; set it to 2 or more")
+    if row.greedy_sample:
+        raise RecipeError(
+            f"{why}, and the greedy one that {row.name} takes as its baseline stands alone; take "
+            "mode rubric, or another method"
+        )
+    if recipe.run.eval_every and index == 0:
+        raise RecipeError(
+            f"{why}, and an evaluation has one for each prompt; it counts as correct where the "
+            "first reward gives 1, so put another reward first, or set run.eval_every to 0"
+        )
 
 
 def _offline(recipe: Recipe) -> None:

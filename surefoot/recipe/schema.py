@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
@@ -41,6 +42,16 @@ def _window(value: tuple[float, float] | None) -> tuple[float, float] | None:
         raise ValueError("the low rate is above the high one")
     if value == (0, 1):
         raise ValueError("passes over nothing; leave it out")
+    return value
+
+
+def _address(value: str) -> str:
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.netloc:
+        raise ValueError("must begin with http:// or https://, as in http://127.0.0.1:8000/v1")
+    if "@" in parts.netloc or parts.query:
+        # It is written into the run directory, where no secret may be.
+        raise ValueError("must hold no password and no query; put the key into the environment")
     return value
 
 
@@ -157,6 +168,8 @@ class RewardPart(Section):
     """Seconds of wall clock for one sample (one call of a batch function)."""
     price: Annotated[float, Field(ge=0)] | None = None
     """US dollars per call, for the budget."""
+    retries: Annotated[Whole, Field(ge=0)] = 1
+    """Further attempts after a failure of the grader, within the deadline."""
     options: Mapping[str, Any] = Field(default_factory=dict)
     """The reward's own keys, validated by the reward room."""
 
@@ -274,14 +287,30 @@ class Doctor(Section):
 class Judge(Section):
     """An LLM judge by HTTP, and what it may cost."""
 
-    base_url: str | None = None
+    base_url: Annotated[str, AfterValidator(_address)] | None = None
     """Address of an OpenAI-compatible server."""
     model: str | None = None
     """Its model."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """Environment variable that holds the key; the key itself is never written down."""
+    temperature: Annotated[float, Field(ge=0)] | None = 0.0
+    """Of the judge; null = not sent, for models that refuse it."""
+    max_tokens: Annotated[Whole, Field(ge=1)] = 512
+    """Cap on a reply, in tokens."""
+    concurrency: Annotated[Whole, Field(ge=1)] = 8
+    """Requests under way at once."""
+    timeout: Annotated[float, Field(gt=0)] = 60.0
+    """Seconds for one request."""
+    deadline: Annotated[float, Field(gt=0)] = 300.0
+    """Seconds for one verdict, with all requests and waits that it takes."""
+    price_per_million_input: Annotated[float, Field(ge=0)] | None = None
+    """US dollars for a million tokens that the judge reads."""
+    price_per_million_output: Annotated[float, Field(ge=0)] | None = None
+    """US dollars for a million tokens that it writes."""
     budget_calls: Annotated[Whole, Field(ge=0)] | None = None
-    """Calls after which the run stops."""
+    """Requests that the run may send, resumed or not; then it stops."""
     budget_usd: Annotated[float, Field(ge=0)] | None = None
-    """US dollars after which the run stops."""
+    """US dollars that the run may cost, resumed or not; then it stops. Needs the prices."""
 
 
 SECTIONS: Mapping[str, type[Section]] = {

@@ -28,6 +28,7 @@ _MARGIN_SECONDS = 10.0  # of the deadline, beside starting the box: a last repor
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 _PYTHON = frozenset({"python", "py", "python3", "py3"})
 _DETAIL = 160
+_FORGED = re.compile(r"\d+ of \d+ tests passed; test \d+: tamper: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,11 +162,17 @@ def _run(
             if wrong is None:
                 continue
             # A class's name, for one, is text of the program, and may be no UTF-8.
-            why = why or f"test {k}: {wrong[:_DETAIL]}".encode("utf-8", "replace").decode()
-            ended = report.ended in (Ended.WALL, Ended.TAMPER, Ended.GONE)
-            if ended or not options.fraction:
+            said = f"test {k}: {wrong[:_DETAIL]}".encode("utf-8", "replace").decode()
+            forged = report.ended in (Ended.TAMPER, Ended.GONE)
+            why = said if forged else why or said
+            if forged or report.ended is Ended.WALL or not options.fraction:
                 break
     return passed, why
+
+
+def tampered(detail: str) -> bool:
+    """Whether a verdict's detail tells of a forged report, or of a supervisor that was ended."""
+    return _FORGED.match(detail) is not None
 
 
 def extract(text: str, options: CodeOptions) -> str | None:

@@ -1,44 +1,45 @@
 """From a recipe's `use` to something that can be called.
 
-Owns finding the function (built-in name, package.module:function, path/file.py:function), telling
-the two contracts apart by signature, and checking options, names and prices before anything runs.
-Refuses to own running it. Nothing here is ever taken from data.
+Owns the built-in names, telling the two contracts apart by signature, and checking options, names
+and prices before anything runs.
+Refuses to own importing a user's function (`find.py`), and running one.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
-import importlib
-import importlib.util
 import inspect
 import math
 import re
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import ModuleType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-from surefoot.errors import NotBuiltError, RecipeError, RewardError
+from surefoot.errors import RecipeError, RewardError
 from surefoot.reward import batch
-from surefoot.reward.code import CodeOptions, code, settle
+from surefoot.reward.code import CodeOptions, code, settle, tampered
 from surefoot.reward.contract import BatchScorer, mark_of, serve_native
 from surefoot.reward.cosine import COSINE
+from surefoot.reward.find import find
 from surefoot.reward.form import FORM
 from surefoot.reward.maths import MATHS
 from surefoot.reward.nursery import Served
 from surefoot.reward.options import fill, nearest
+from surefoot.reward.paid import identity_of
 from surefoot.reward.rules import RULES, Rule
 from surefoot.reward.tasks import TASKS
+
+if TYPE_CHECKING:
+    from surefoot.reward.judge import Judges
 
 BUILT_INS = RULES | MATHS | FORM | COSINE | TASKS
 MODEL = "model"
 CODE = "code"
-_NAMES = (*BUILT_INS, MODEL, CODE)
-_LATER = ("judge",)
+JUDGE = "judge"
+_NAMES = (*BUILT_INS, MODEL, CODE, JUDGE)
 DEFAULT_TIMEOUT = 10.0
+DEFAULT_RETRIES = 1
 
 
 class Part(Protocol):
@@ -55,6 +56,8 @@ class Part(Protocol):
     @property
     def price(self) -> float | None: ...
     @property
+    def retries(self) -> int: ...
+    @property
     def options(self) -> Mapping[str, Any]: ...
 
 
@@ -67,7 +70,15 @@ class FunctionPart:
     name: str | None = None
     timeout: float = DEFAULT_TIMEOUT
     price: float | None = None
+    retries: int = DEFAULT_RETRIES
     options: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Watch(Protocol):
+    """Metrics that a reward keeps itself: `begin` starts those of a new step."""
+
+    def begin(self) -> None: ...
+    def metrics(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +86,13 @@ class Reward:
     """One resolved reward: one of `rule`, `scorer` and `served` is set.
 
     `rule` (one sample) and `scorer` (all of them) run in this process, `served` in a worker.
-    `batched` rewards are called once for all samples. `price` is US dollars per call, if known.
+    `batched` rewards are called once for all samples. A `concurrent` scorer mostly waits for
+    others: it runs beside all other rewards, in a thread, and keeps its own deadlines.
+    `price` is US dollars per call, if known, and `identity` a hash of the function and its options
+    under which paid scores are kept. `retries` are those of a failed call in a worker.
     `warm`, `recycle` and `at_limit` are those of `rules.Hired`. `note` is what a run says and
-    records about it at its start.
+    records about it at its start. `watch` has metrics of its own. `tampered` says of a verdict's
+    detail whether the completion tried to forge its score.
     """
 
     name: str
@@ -92,6 +107,11 @@ class Reward:
     recycle: int | None = None
     at_limit: Rule | None = None
     note: str = ""
+    watch: Watch | None = None
+    concurrent: bool = False
+    retries: int = DEFAULT_RETRIES
+    identity: str | None = None
+    tampered: Callable[[str], bool] | None = None
 
 
 def resolve(
@@ -100,17 +120,18 @@ def resolve(
     base_dir: Path | None = None,
     max_new_tokens: int | None = None,
     allow: Collection[str] = (),
+    judges: Judges | None = None,
 ) -> tuple[Reward, ...]:
     """Every reward of a run, in order. RewardError or RecipeError says what cannot be used.
 
     `max_new_tokens` is the rollout's cap, for rewards that measure length against it; `allow` is
-    the recipe's `run.allow`.
+    the recipe's `run.allow`; `judges` is what judge rewards share.
     """
     if not parts:
         raise RewardError(
             "there is no reward; add one, such as `reward: [{use: numeric}]`, or pass rewards="
         )
-    rewards = tuple(_resolve_one(part, base_dir, max_new_tokens, allow) for part in parts)
+    rewards = tuple(_resolve_one(part, base_dir, max_new_tokens, allow, judges) for part in parts)
     names = [reward.name for reward in rewards]
     for name in names:
         if names.count(name) > 1:
@@ -125,6 +146,7 @@ def _resolve_one(
     base: Path | None,
     cap: int | None,
     allow: Collection[str],
+    judges: Judges | None,
 ) -> Reward:
     if isinstance(given, FunctionPart):
         return _user_function(given, given.function, _call_name(given.function))
@@ -136,11 +158,13 @@ def _resolve_one(
             return _model(part, base)
         if part.use == CODE:
             return _code(part, allow)
-        function = find(part.use, base_dir=base)
+        if part.use == JUDGE:
+            return _judge(part, judges)
+        function = find(part.use, base_dir=base, built_in=_NAMES)
         return _user_function(part, function, _call_name(function))
     if not callable(given):
         raise RewardError(f"a reward is a recipe entry or a function, not {given!r}")
-    return _resolve_one(FunctionPart(given), base, cap, allow)
+    return _resolve_one(FunctionPart(given), base, cap, allow, judges)
 
 
 def _built_in(part: Part, cap: int | None) -> Reward:
@@ -152,6 +176,7 @@ def _built_in(part: Part, cap: int | None) -> Reward:
     rule, hired = built_in.make(options), built_in.hire(options)
     name, settings = _metric_name(part.name or part.use), _settings(part, None)
     if hired is None:
+        _refuse_retries(part, name)
         return Reward(name=name, **settings, rule=rule)
     return Reward(
         name=name,
@@ -173,8 +198,39 @@ def _model(part: Part, base: Path | None) -> Reward:
             f"reward.timeout is {part.timeout}, and no deadline can be kept for reward {name!r}: a "
             "model runs in the run's own process; leave it out"
         )
+    _refuse_retries(part, name)
     options = fill(ModelOptions, part.options, reward=part.use)
     return Reward(name=name, **settings, scorer=ModelReward(options, name=name, base_dir=base))
+
+
+def _judge(part: Part, judges: Judges | None) -> Reward:
+    # Not at the top of the file: most runs have no judge, and its schema needs pydantic.
+    from surefoot.reward.judge import JudgeOptions, JudgeReward
+
+    options = fill(JudgeOptions, part.options, reward=part.use)
+    name, settings = _metric_name(part.name or part.use), _settings(part, None)
+    if part.timeout != DEFAULT_TIMEOUT:
+        raise RecipeError(
+            f"reward.timeout of reward {name!r}: nothing would read it; set judge.timeout, for one "
+            "request, or judge.deadline, for one verdict"
+        )
+    if part.retries != DEFAULT_RETRIES:
+        raise RecipeError(
+            f"reward.retries of reward {name!r}: nothing would read it; a judge is asked again "
+            "until judge.deadline"
+        )
+    if part.price is not None:
+        raise RecipeError(
+            f"reward.price of reward {name!r}: a judge is paid by the token; set "
+            "judge.price_per_million_input and judge.price_per_million_output"
+        )
+    if judges is None:
+        raise RewardError(
+            f"reward {name!r} needs the recipe's section judge, as in judge: {{base_url: "
+            "http://127.0.0.1:8000/v1, model: NAME}"
+        )
+    judge = JudgeReward(options, name=name, judges=judges)
+    return Reward(name=name, **settings, scorer=judge, watch=judge, concurrent=True)
 
 
 def _code(part: Part, allow: Collection[str]) -> Reward:
@@ -192,7 +248,7 @@ def _code(part: Part, allow: Collection[str]) -> Reward:
     found = settle(options, allow)
     served = serve_native(code(options, found.tier), {})
     name = _metric_name(part.name or part.use)
-    return Reward(name=name, **settings, served=served, note=str(found))
+    return Reward(name=name, **settings, served=served, note=str(found), tampered=tampered)
 
 
 def _user_function(
@@ -207,6 +263,8 @@ def _user_function(
         raise RewardError(f"reward {name!r}: {error}") from error
     _check_options(function, part.options, name=name, native=mark is not None)
     settings = _settings(part, None if mark is None else mark.price)
+    if settings["price"] is not None:
+        settings |= _kept(function, part.options, name)
     if signature is None:
         return Reward(name=name, **settings, served=serve_native(function, part.options))
     if not signature.is_batch:
@@ -219,6 +277,26 @@ def _user_function(
     return Reward(name=name, **settings, served=served, batched=True)
 
 
+def _refuse_retries(part: Part, name: str) -> None:
+    if part.retries != DEFAULT_RETRIES:
+        raise RecipeError(
+            f"reward.retries of reward {name!r}: nothing would read it; it runs in the run's own "
+            "process, where a call that fails would fail again. Leave it out"
+        )
+
+
+def _kept(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """The identity under which a paid function's scores are kept, or the note that they are not."""
+    identity = identity_of(function, options)
+    if identity is not None:
+        return {"identity": identity}
+    note = (
+        f"reward {name}: its paid scores are not kept, because its function has no file of its "
+        "own, or holds values that are not plain JSON"
+    )
+    return {"note": note}
+
+
 def _settings(part: Part | FunctionPart, marked_price: float | None) -> dict[str, Any]:
     if not math.isfinite(part.weight):
         raise RecipeError(f"reward.weight is {part.weight}; it is a finite number")
@@ -227,7 +305,14 @@ def _settings(part: Part | FunctionPart, marked_price: float | None) -> dict[str
     price = marked_price if part.price is None else part.price
     if price is not None and not 0.0 <= price < math.inf:
         raise RecipeError(f"reward.price is {price}; it is US dollars per call, 0 or more")
-    return {"weight": float(part.weight), "timeout": float(part.timeout), "price": price}
+    if part.retries < 0:
+        raise RecipeError(f"reward.retries is {part.retries}; it is a number from 0 on")
+    return {
+        "weight": float(part.weight),
+        "timeout": float(part.timeout),
+        "price": price,
+        "retries": int(part.retries),
+    }
 
 
 def _check_options(
@@ -270,92 +355,3 @@ def _metric_name(name: str) -> str:
             "digits and _ . + - only"
         )
     return name
-
-
-def find(use: str, *, base_dir: Path | None = None) -> Callable[..., Any]:
-    """The function that `use` names; a file is looked for beside the recipe, then in the cwd."""
-    place, colon, attribute = use.rpartition(":")
-    if use.startswith("stage:") or use in _LATER:
-        raise NotBuiltError(
-            f"reward.use {use!r} is not built in this version; built are {', '.join(_NAMES)} "
-            "and your own functions"
-        )
-    if not colon:
-        raise RewardError(
-            f"reward.use: there is no built-in reward {use!r}; {nearest(use, _NAMES)} "
-            "(your own function is package.module:function or path/file.py:function)"
-        )
-    if place.endswith(".py"):
-        module = _load_file(_find_file(place, base_dir))
-    else:
-        module = _load_module(place, base_dir)
-    if attribute not in vars(module):
-        known = [name for name, value in vars(module).items() if inspect.isfunction(value)]
-        raise RewardError(
-            f"reward.use: {place} has no function {attribute!r}; {nearest(attribute, known)}"
-        )
-    function = vars(module)[attribute]
-    if not callable(function):
-        raise RewardError(f"{use} is a {type(function).__name__}, not a function")
-    return function
-
-
-def _find_file(place: str, base_dir: Path | None) -> Path:
-    tried = [folder / Path(place).expanduser() for folder in (base_dir, Path.cwd()) if folder]
-    for path in tried:
-        if path.is_file():
-            return path.resolve()
-    folder = tried[0].parent
-    near = [path.name for path in folder.glob("*.py")] if folder.is_dir() else []
-    raise RewardError(
-        f"reward.use names the file {place}, which is not at {' or at '.join(map(str, tried))}; "
-        f"{nearest(Path(place).name, near)}"
-    )
-
-
-def _load_file(path: Path) -> ModuleType:
-    """Import a file once under a name of its own; its folder becomes importable, as a script's."""
-    name = f"surefoot_reward_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:12]}"
-    if name in sys.modules:
-        return sys.modules[name]
-    _importable(path.parent)
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None and spec.loader is not None, path
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        del sys.modules[name]
-        raise _broken(str(path), error) from error
-    return module
-
-
-def _load_module(place: str, base_dir: Path | None) -> ModuleType:
-    for folder in (base_dir, Path.cwd()):
-        if folder is not None:
-            _importable(folder)
-    try:
-        return importlib.import_module(place)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (place == error.name or place.startswith(error.name + ".")):
-            raise RewardError(
-                f"reward.use names the module {place!r}, and there is no {error.name!r} to import; "
-                "install it, run from its folder, or write path/file.py:function"
-            ) from error
-        raise _broken(place, error) from error
-    except Exception as error:
-        raise _broken(place, error) from error
-
-
-def _broken(place: str, error: Exception) -> RewardError:
-    return RewardError(
-        f"importing the reward's {place} failed with {type(error).__name__}: {error}; "
-        "mend it, or try it alone in a Python prompt"
-    )
-
-
-def _importable(folder: Path) -> None:
-    """At the end of the path, so that nothing that can be imported already is hidden."""
-    if str(folder.resolve()) not in sys.path:
-        sys.path.append(str(folder.resolve()))

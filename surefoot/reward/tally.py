@@ -1,11 +1,12 @@
 """The metrics of the grader, of every reward and of all together.
 
 Owns their names: TRL's where TRL has one.
-Refuses to own how parts are combined (`grader.py`) or normalised (`loops`, `objective`).
+Refuses to own how parts are combined (`combine.py`) or normalised (`loops`, `objective`).
 """
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,9 @@ class Tally:
     breaker: int = 0
     limits: int = 0
     logged: dict[str, float] = field(default_factory=dict)
+    counted: dict[str, float] = field(default_factory=dict)
+    """Further counts and sums, by the whole name of their metric."""
+    _latencies: dict[str, list[float]] = field(init=False, default_factory=dict)
     _verdicts: dict[str, list[PartScore]] = field(init=False)
     _seconds: dict[str, float] = field(init=False)
     _statuses: list[ScoreStatus] = field(init=False, default_factory=list)
@@ -35,6 +39,14 @@ class Tally:
         """One reward's verdicts of one call."""
         self._verdicts[name] += verdicts
         self._seconds[name] += seconds
+
+    def count(self, metric: str, amount: float) -> None:
+        """Add to a metric that is there once something was added, be it 0."""
+        self.counted[metric] = self.counted.get(metric, 0.0) + amount
+
+    def add_latencies(self, name: str, seconds: Sequence[float]) -> None:
+        """Of single calls of a reward, from its first attempt to its last."""
+        self._latencies.setdefault(name, []).extend(seconds)
 
     def add_scores(self, scores: Sequence[Score], *, seconds: float) -> None:
         """The combined scores of one call."""
@@ -51,7 +63,8 @@ class Tally:
         without a score by a grader's fault or because no reward applies, `reward_unscorable` those
         of bad rows, `reward_breaker` verdicts given up after repeated deadlines, `reward_limits`
         texts that used up a CPU limit. Seconds are under `time/reward` and `time/rewards/<name>`.
-        What batch rewards log by `log_metric` is there too.
+        `time/rewards/<name>/p50`, `/p95` and `/max` are those of single calls. What was `count`ed,
+        and what batch rewards log by `log_metric`, is there too.
         """
         counts = {
             **self.logged,
@@ -60,11 +73,22 @@ class Tally:
             "reward_breaker": float(self.breaker),
             "reward_limits": float(self.limits),
             "time/reward": self._whole,
+            **self.counted,
         }
         for name, verdicts in self._verdicts.items():
             counts |= _summary(name, verdicts)
             counts[f"time/rewards/{name}"] = self._seconds[name]
+        for name, seconds in self._latencies.items():
+            if seconds:
+                counts[f"time/rewards/{name}/p50"] = quantile(seconds, 0.5)
+                counts[f"time/rewards/{name}/p95"] = quantile(seconds, 0.95)
+                counts[f"time/rewards/{name}/max"] = max(seconds)
         return counts
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The smallest of the values that at least `share` of them do not exceed (nearest rank)."""
+    return sorted(values)[max(math.ceil(share * len(values)), 1) - 1]
 
 
 def _summary(name: str, verdicts: Sequence[PartScore]) -> dict[str, float]:

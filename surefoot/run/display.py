@@ -164,6 +164,8 @@ def summary_table(summary: RunSummary) -> str:
     rows.append(("tokens per second", _number(summary.tokens_per_second, "{:.0f} (median)")))
     parts = ", ".join(f"{name} {share:.0%}" for name, share in summary.time_shares.items())
     rows.append(("where the time went", parts or "-"))
+    if summary.cost:
+        rows.append(("paid for rewards", f"${summary.cost:.4g}"))
     width = max(len(label) for label, _ in rows)
     return "\n".join(f"{label:<{width}}  {value}" for label, value in rows)
 

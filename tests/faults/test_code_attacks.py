@@ -535,6 +535,7 @@ class Entry:
     name: str | None = None
     timeout: float = 10.0
     price: float | None = None
+    retries: int = 1
     options: Mapping[str, Any] = field(default_factory=lambda: dict(LIMITS))
 
 

@@ -1,6 +1,7 @@
 """Rewards that raise, hang, die or lie: what is lost is exactly what failed, and nothing is left.
 
-Rows 22 to 24, 32 and 35 of the fault matrix, on real processes.
+Rows 22 to 24, 28, 29, 32 and 35 of the fault matrix, on real processes; each has a test of its
+number at the end.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import re
 import signal
 import subprocess
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,8 +26,10 @@ from typing import Any
 
 import pytest
 
+from surefoot.errors import EXIT_FINDING, StoppedOnFinding
 from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
-from surefoot.reward import FunctionPart, Grader, reward_function
+from surefoot.reward import FunctionPart, Grader, code, reward_function
+from surefoot.reward.sandbox_folders import SandboxError
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
 
@@ -41,6 +45,7 @@ class Entry:
     name: str | None = None
     timeout: float = DEADLINE
     price: float | None = None
+    retries: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -274,13 +279,15 @@ def test_several_hangs_are_waited_for_together():
 
 
 def test_a_batch_of_hangs_is_given_up_after_three_deadlines():
+    """Four hang at a time."""
     with Grader([native(sleep)]) as grader:
         start = time.monotonic()
         scores = grade(grader, ["hang"] * 20)
-        assert time.monotonic() - start <= DEADLINE + SLACK
+        assert time.monotonic() - start <= 3 * DEADLINE + SLACK
         assert {score.status for score in scores} == {MISSING}
-        assert sum("given up" in score.detail for score in scores) == 17
-        assert grader.counts()["reward_breaker"] == 17.0
+        assert sum("given up" in score.detail for score in scores) == 8
+        assert grader.counts()["reward_breaker"] == 8.0
+        assert grader.counts()["rewards/part/deadlines"] == 12.0
         assert wait_until(lambda: children(nursery(grader)) == [])
 
 
@@ -464,3 +471,201 @@ def test_an_interrupted_call_does_not_disturb_the_next():
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+
+
+# The rows of the fault matrix, by number.
+
+
+def test_row_22_a_reward_that_raises_costs_its_item_and_is_told_once(caplog):
+    def f(sample):
+        if sample.text.startswith("bad"):
+            raise KeyError("verdict")
+        return float(len(sample.text))
+
+    texts = ["a", "bad 1", "abc", "bad 2"]
+    with caplog.at_level(logging.ERROR), Grader([native(f, timeout=5.0)]) as grader:
+        scores = grade(grader, texts)
+        assert [score.status is MISSING for score in scores] == [False, True, False, True]
+        assert values(scores) == [1.0, None, 3.0, None]
+        assert grader.counts()["rewards/part/retries"] == 2.0
+        assert grader.counts()["reward_failures"] == 2.0
+    assert len(caplog.records) == 1 and "Traceback" in caplog.text
+
+
+def test_row_23_one_hang_of_sixty_four_costs_a_deadline_and_no_sibling():
+    def f(sample):
+        return time.sleep(60) if sample.text == "hang" else float(len(sample.text))
+
+    texts = ["x" * (1 + n % 5) for n in range(64)]
+    texts[20] = "hang"
+    with Grader([native(f)]) as grader:
+        grade(grader, ["warm"])
+        start = time.monotonic()
+        scores = grade(grader, texts)
+        assert time.monotonic() - start <= DEADLINE + SLACK
+        told = [None if text == "hang" else float(len(text)) for text in texts]
+        assert values(scores) == told
+        counts = grader.counts()
+        assert (counts["rewards/part/deadlines"], counts["reward_breaker"]) == (1.0, 0.0)
+        assert counts["rewards/part/missing"] == 1 / 64
+
+
+def test_row_23_three_hangs_do_not_give_up_siblings_that_are_slow():
+    """The siblings take longer than the deadline of those that hang."""
+
+    def f(sample):
+        time.sleep(60 if sample.text == "hang" else 0.04)
+        return 1.0
+
+    texts = ["hang"] * 3 + ["ok"] * 40
+    with Grader([native(f)]) as grader:
+        scores = grade(grader, texts)
+        assert values(scores) == [None] * 3 + [1.0] * 40
+        assert grader.counts()["reward_breaker"] == 0.0
+
+
+def test_row_23_more_hangs_than_workers_are_bounded_and_cost_no_sibling():
+    def f(sample):
+        return time.sleep(60) if sample.text == "hang" else 1.0
+
+    texts = ["hang"] * 6 + ["ok"] * 20
+    with Grader([native(f)]) as grader:
+        grade(grader, ["warm"])
+        start = time.monotonic()
+        scores = grade(grader, texts)
+        # Four at a time, so that six take two deadlines.
+        assert time.monotonic() - start <= 2 * DEADLINE + SLACK
+        assert values(scores) == [None] * 6 + [1.0] * 20
+
+
+@pytest.mark.parametrize("odd", [math.nan, math.inf, "1.0", [1.0], b"1"])
+def test_row_24_what_is_no_number_is_missing_and_names_its_index(odd):
+    with Grader([native(lambda s: odd if s.text == "odd" else 0.25, timeout=5.0)]) as grader:
+        scores = grade(grader, ["a", "odd", "b"])
+    assert values(scores) == [0.25, None, 0.25]
+    assert scores[1].status is MISSING and scores[1].detail.startswith("part, sample 1: returned")
+
+
+def test_row_24_none_does_not_apply_and_a_wrong_length_is_the_whole_call():
+    applies = native(lambda s: None if s.text == "none" else 0.25, timeout=5.0)
+    with Grader([applies, Entry("exact")]) as grader:
+        assert values(grade(grader, ["none", "7"])) == [0.0, 1.25]
+    with Grader([listed(lambda completions: [1.0], timeout=5.0), Entry("exact")]) as grader:
+        scores = grade(grader, ["7", "8"])
+        assert [score.status for score in scores] == [MISSING] * 2
+        assert "1 values for 2 completions" in scores[0].detail
+
+
+def test_row_28_a_sandbox_that_fails_costs_its_item_after_a_retry(monkeypatch):
+    boxed = code._run
+
+    def flaky(program, tests, options, tier):
+        if "unlucky" in program:
+            raise SandboxError("the sandbox did not start: no process left")
+        return boxed(program, tests, options, tier)
+
+    monkeypatch.setattr(code, "_run", flaky)
+    tests = [{"input": "", "output": "5"}]
+    texts = ["print(5)", "print(5)  # unlucky", "print(6)"]
+    with Grader([Entry("code", timeout=10.0)], allow=("unisolated_code",)) as grader:
+        (graded,) = grader.score([group(texts, tests=tests)])
+        scores = list(graded.scores or ())
+        assert values(scores) == [1.0, None, 0.0]
+        assert scores[1].status is MISSING and "did not start" in scores[1].detail
+        assert grader.counts()["rewards/code/retries"] == 1.0
+        grader.stop_if_broken()
+
+
+def test_row_28_failures_in_a_row_end_the_call_and_then_the_run():
+    def f(sample):
+        if sample.text == "down":
+            raise OSError("quota")
+        return 1.0
+
+    with Grader([native(f, timeout=20.0)]) as grader:
+        for _ in range(3):
+            grade(grader, ["down"] * 20)
+            grader.stop_if_broken()
+        assert values(grade(grader, ["ok"])) == [1.0]
+        scores = grade(grader, ["down"] * 70)
+        # One good reply set the count back. Up to four more may fail before they are counted.
+        given_up = [s for s in scores if "given up after 6" in s.detail]
+        assert 2 <= len(given_up) <= 6 and "failures in a row" in given_up[0].detail
+        assert {score.status for score in scores} == {MISSING}
+        with pytest.raises(
+            StoppedOnFinding, match=r"reward part: \d+ calls .*OSError: quota"
+        ) as stop:
+            grader.stop_if_broken()
+        assert stop.value.exit_code == EXIT_FINDING
+        assert values(grade(grader, ["ok"])) == [1.0]
+        grader.stop_if_broken()
+
+
+def test_row_28_the_run_stops_with_its_state_and_trains_on_nothing(tiny_model, tmp_path):
+    """The step in which it is found is not trained: a missing batch is not a batch of zeros."""
+    from support.loop import make_loop
+
+    method = {"name": "rloo", "group_size": 4, "kl": {"coef": 0.0, "measure_every": 0}}
+    bench = make_loop(
+        tiny_model, tmp_path / "run", method=method, judge=lambda p, s, c: float(s % 2), steps=4
+    )
+
+    def broken() -> None:
+        if len(bench.grader.asked) == 3:
+            raise StoppedOnFinding("reward exact: 64 calls in a row failed")
+
+    bench.grader.stop_if_broken = broken
+    with pytest.raises(StoppedOnFinding, match="64 calls"):
+        bench.run()
+    assert bench.desk.directory.checkpoint_steps() == [2]
+    assert [row["step"] for row in bench.metrics()] == [1, 2]
+
+
+def test_row_29_a_forged_pass_scores_zero_and_is_counted():
+    from test_code_attacks import FORGE
+
+    attack = textwrap.dedent(FORGE["many answers"])
+    honest = "def solve(n):\n    return n + 1"
+    wrong = "def solve(n):\n    raise ValueError('1 of 1 tests passed; test 0: tamper: no')"
+    tests = [{"call": "solve", "args": [3], "expect": 4}]
+    with Grader([Entry("code", timeout=10.0)], allow=("unisolated_code",)) as grader:
+        graded = grader.score([group([honest, attack, wrong], tests=tests)])
+        scores = list(graded[0].scores or ())
+        assert values(scores) == [1.0, 0.0, 0.0]
+        assert grader.counts()["rewards/code/tamper"] == 1.0
+        grader.score([group([honest], tests=tests)])
+        assert grader.counts()["rewards/code/tamper"] == 0.0
+
+
+@pytest.mark.parametrize("answer", [None, "", "seven", "1/0"])
+def test_row_32_a_gold_that_cannot_be_read_is_unscorable_and_never_a_score(answer):
+    prompt = Prompt("row 3", 0, (1,), "q", answer, "sums")
+    told = Completion((5, 2), (-0.1, -0.2), StopReason.STOP, 0, 0, "7")
+    with Grader([Entry("numeric"), native(lambda s: 1.0, timeout=5.0)]) as grader:
+        bad, good = grader.score([Group(prompt, (told,)), group(["7"])])
+        assert grader.counts()["reward_unscorable"] == 1.0
+        assert grader.counts()["reward_failures"] == 0.0
+    (score,) = bad.scores or ()
+    assert score.status is ScoreStatus.UNSCORABLE and score.value is None
+    assert score.detail.startswith("numeric, sample 0: ")
+    assert values(list(good.scores or ())) == [2.0]
+
+
+def test_row_35_odd_completions_have_an_ordinary_score():
+    """Empty, cut off, the prompt again, and several final answers, of which the last counts."""
+    prompt = Prompt("r", 0, (1,), "What is 3 + 4?", "7", "sums")
+    cut = Completion((5,), (-0.1,), StopReason.LENGTH, 0, 1, "the answer is 7")
+    rest = [
+        Completion((2,), (-0.1,), StopReason.STOP, 0, 0, ""),
+        cut,
+        Completion((5, 2), (-0.1, -0.2), StopReason.STOP, 0, 2, prompt.text),
+        Completion((5, 2), (-0.1, -0.2), StopReason.STOP, 0, 3, "7, no: 8"),
+        Completion((5, 2), (-0.1, -0.2), StopReason.STOP, 0, 4, "8, no: 7"),
+    ]
+    seen = native(lambda s: len(s.text) / 100 if s.stop is StopReason.STOP else -1.0, timeout=5.0)
+    with Grader([Entry("numeric"), seen]) as grader:
+        (graded,) = grader.score([Group(prompt, tuple(rest))])
+        assert grader.counts()["reward_failures"] == 0.0
+    scores = list(graded.scores or ())
+    assert [score.parts["numeric"] for score in scores] == [0.0, 1.0, 0.0, 0.0, 1.0]
+    assert [score.parts["part"] for score in scores] == [0.0, -1.0, 0.14, 0.08, 0.08]

@@ -36,6 +36,7 @@ class ScriptedGrader:
         self.rewards = tuple(rewards)
         self.asked: list[list[str]] = []
         self._last: dict[str, float] = {}
+        self.spent: float | None = None
 
     def score(
         self, groups: Sequence[Group], *, same_step: bool = False, counted: bool = True
@@ -51,8 +52,20 @@ class ScriptedGrader:
             self._last = {"reward_failures": float(statuses.count("infra_error"))}
         return scored
 
+    def submit(
+        self, groups: Sequence[Group], *, same_step: bool = False
+    ) -> tuple[Sequence[Group], bool]:
+        return groups, same_step
+
+    def collect(self, pending: tuple[Sequence[Group], bool]) -> list[Group]:
+        groups, same_step = pending
+        return self.score(groups, same_step=same_step)
+
     def counts(self) -> dict[str, float]:
         return dict(self._last)
+
+    def stop_if_broken(self) -> None:
+        """A script is never broken."""
 
     def close(self) -> None:
         """Nothing to close."""

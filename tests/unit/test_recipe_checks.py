@@ -142,7 +142,7 @@ def test_equal_recipes_do_not_differ() -> None:
 
 FREE = {
     "optim": {"tokens_per_microbatch": 100},
-    "reward": {"use": "numeric", "timeout": 3.0},
+    "reward": {"use": "numeric", "timeout": 3.0, "retries": 4, "price": 0.1},
     "run": {
         "steps": 9,
         "eval_every": 2,
@@ -162,7 +162,7 @@ def test_bookkeeping_may_change_on_resume() -> None:
     found = changes(old, new)
     assert set(found) == {
         "optim.tokens_per_microbatch",
-        "reward.0.timeout",
+        *(f"reward.0.{name}" for name in ("timeout", "retries", "price")),
         *(f"run.{name}" for name in FREE["run"]),
     }
     assert not any(learned for _, _, learned in found.values())

@@ -17,6 +17,7 @@ import pytest
 from surefoot.errors import RewardError
 from surefoot.records import Completion, Group, Prompt, Score, StopReason
 from surefoot.reward import FunctionPart, Grader, reward_function
+from surefoot.reward.calls import Call
 from surefoot.reward.workers import Workers
 
 pytestmark = pytest.mark.skipif(not Path("/proc").is_dir(), reason="reads /proc")
@@ -183,11 +184,9 @@ def test_a_worker_is_replaced_after_its_share_and_others_keep_theirs():
     workers = Workers([pid, pid])
 
     def run(function: int, count: int, recycle: int | None) -> list[int]:
-        payloads = [b"{}"] * count
-        told = workers.run(
-            function, payloads, timeout=20.0, again=lambda reply: False, recycle=recycle
-        )
-        return [outcome.value for outcome in told]
+        call = Call(function, [b"{}"] * count, 20.0, lambda reply: False, recycle=recycle)
+        workers.run([call])
+        return [outcome.value for outcome in call.outcomes]
 
     try:
         (kept,) = run(0, 1, None)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from surefoot.errors import NotBuiltError, RecipeError, RewardError
+from surefoot.errors import RecipeError, RewardError
 from surefoot.recipe.schema import RewardPart
 from surefoot.records import Completion, Group, Prompt, StopReason
 from surefoot.reward import BUILT_INS, FunctionPart, Grader, resolve, reward_function
@@ -30,6 +30,7 @@ class Entry:
     name: str | None = None
     timeout: float = 10.0
     price: float | None = None
+    retries: int = 1
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -108,12 +109,6 @@ def test_what_cannot_be_found_is_named_with_the_nearest(folder, use, message):
     (folder / "needing.py").write_text("import not_there\n")
     with pytest.raises(RewardError, match=message):
         resolve([Entry(use)], base_dir=folder)
-
-
-@pytest.mark.parametrize("use", ["stage:reward_model", "judge"])
-def test_later_rewards_say_so(use):
-    with pytest.raises(NotBuiltError, match=use):
-        resolve([Entry(use)])
 
 
 def test_no_reward_and_two_of_one_name_are_refused():
