@@ -81,11 +81,12 @@ def main(seeds: int = 3) -> None:
         f"{MADE} made pairs, one a prompt; the best possible reader of them is right on 91 %.\n"
         "flipped: the share exchanged; found: the estimate, or weak where none is given; agrees:\n"
         "labels of unseen prompts that the scorer agrees with; kept: the flipped share of what\n"
-        "--fix keeps; clean lost: the share of the clean pairs that it removes.\n"
+        "--fix keeps; clean lost: the share of the clean pairs that it removes. The budget of a\n"
+        "removal was chosen on seeds 0 to 2; 3 to 5 of the made pairs were not looked at before.\n"
     )
     print(HEAD, flush=True)
     start = time.process_time()
-    for seed in range(seeds):
+    for seed in range(2 * seeds):
         for line in looked_at(f"made, seed {seed}", made(seed), seed):
             print(line, flush=True)
     pairs = real()

@@ -5,75 +5,18 @@
 Nothing is downloaded. One token is one character; the end of a text is a token of its own, which
 pads too. There is no chat template: set model.template to none.
 
-Owns the model and its tokenizer. Refuses to own tasks (copy_task.py).
+Owns the command line. Refuses to own the model (surefoot/models/characters.py) and tasks
+(copy_task.py).
 """
 
 from __future__ import annotations
 
 import argparse
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from surefoot.models.characters import Shape, save
 
-END = "<end>"
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Sizes of the model; weights are normal with standard deviation `spread`."""
-
-    layers: int = 2
-    hidden: int = 64
-    heads: int = 4
-    context: int = 64
-    spread: float = 0.05
-
-
-def make_tokenizer(characters: str) -> PreTrainedTokenizerFast:
-    """Token 0 ends a text; the characters follow in order."""
-    vocabulary = {END: 0} | {character: i for i, character in enumerate(characters, 1)}
-    assert len(vocabulary) == len(characters) + 1, "a character twice"
-    core = Tokenizer(models.WordLevel(vocabulary))
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    core.decoder = decoders.Fuse()
-    core.add_special_tokens([AddedToken(END, special=True)])
-    return PreTrainedTokenizerFast(tokenizer_object=core, eos_token=END, pad_token=END)
-
-
-def make_model(vocabulary: int, *, seed: int, shape: Shape) -> LlamaForCausalLM:
-    """The same weights for the same arguments, whatever else the process has drawn."""
-    config = LlamaConfig(
-        vocab_size=vocabulary,
-        hidden_size=shape.hidden,
-        intermediate_size=2 * shape.hidden,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        num_key_value_heads=shape.heads,
-        max_position_embeddings=shape.context,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=0,
-        pad_token_id=0,
-    )
-    model = LlamaForCausalLM(config)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            # Norms have one dimension, and stay 1.
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, shape.spread, generator=generator)
-    return model
-
-
-def save(folder: Path, *, characters: str, seed: int, shape: Shape) -> Path:
-    """A model directory as `model.path` takes it: safetensors and a tokenizer."""
-    tokenizer = make_tokenizer(characters)
-    make_model(len(tokenizer), seed=seed, shape=shape).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+__all__ = ["Shape", "save"]
 
 
 def main() -> None:

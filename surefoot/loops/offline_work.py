@@ -66,7 +66,7 @@ class OfflineWork:
         train_on = self.row.train_on if self.row.data == "demonstrations" else None  # type: ignore[union-attr]
         self.examples: Examples[Any] = build_examples(
             recipe,
-            ExampleTemplate(loaded.template),
+            ExampleTemplate(loaded.template, stops=loaded.stop_ids),
             KINDS[self.row.data],
             train_on=train_on,
             base_dir=recipe.base_dir,

