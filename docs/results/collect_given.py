@@ -87,11 +87,8 @@ def length(run: Path) -> str:
     recipe: Any = load(run / "recipe.yaml")
     rows = [row for row in read_metrics(run) if row["step"] > 0]
     examples = rows[-1]["step"] * int(recipe.optim.batch_size)
-    seconds = sum(row["time/step"] for row in rows)
-    return (
-        f"{run.name}: {rows[-1]['step']} steps, {examples} examples, "
-        f"{rows[-1]['num_tokens']} tokens, {seconds / 60:.0f} minutes"
-    )
+    steps, tokens = rows[-1]["step"], rows[-1]["num_tokens"]
+    return f"{run.name}: {steps} steps, {examples} examples, {tokens} tokens"
 
 
 def main() -> None:

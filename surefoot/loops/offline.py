@@ -29,6 +29,8 @@ from surefoot.models.memory import out_of_memory
 from surefoot.recipe import Recipe
 from surefoot.run.read import Evaluation
 
+CHANCE = 0.5
+"""Share of comparisons that a coin gets right."""
 LEAST_BUDGET = 64
 """Tokens a micro-batch is never cut below."""
 
@@ -250,6 +252,20 @@ class OfflineLoop(StepLoop):
         self.desk.display.step(step, row)
         if looked is not None:
             self._show(looked)
+            if step == self.steps:
+                self._judge(looked)
+
+    def _judge(self, looked: Look) -> None:
+        """Say of comparisons, at the end, that they were not learned."""
+        seen = looked.accuracy
+        if seen is not None and seen.low <= CHANCE:
+            self.desk.tell(
+                "chance",
+                f"{seen.accuracy:.2f} [{seen.low:.2f}, {seen.high:.2f}] of the held-out pairs are "
+                "in order, which is not shown to be better than chance: a policy that is trained "
+                "on this reward may get worse. Take more pairs or more held-out ones, or see what "
+                "`surefoot audit data` says of them",
+            )
 
     def _show(self, looked: Look) -> None:
         if looked.accuracy is not None:

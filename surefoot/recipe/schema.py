@@ -101,7 +101,7 @@ class Model(Section):
     """Which model is trained, and in which precision."""
 
     path: str = "smollm2-135m"
-    """A directory, a Hugging Face id, or the alias smollm2-135m."""
+    """A directory, a Hugging Face id, or an alias: smollm2-135m, characters-1m, study."""
     revision: str | None = None
     """Revision of a Hugging Face id."""
     dtype: DType = "float32"
