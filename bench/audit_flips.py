@@ -80,7 +80,8 @@ def main(seeds: int = 3) -> None:
     print(
         f"{MADE} made pairs, one a prompt; the best possible reader of them is right on 91 %.\n"
         "flipped: the share exchanged; found: the estimate, or weak where none is given; agrees:\n"
-        "labels of unseen prompts that the scorer agrees with; kept: the flipped share of what\n"
+        "labels that a scorer taught on other prompts agrees with, knowing how the other pairs\n"
+        "of the same prompt went (of GSM8K there are several); kept: the flipped share of what\n"
         "--fix keeps; clean lost: the share of the clean pairs that it removes. The budget of a\n"
         "removal was chosen on seeds 0 to 2; 3 to 5 of the made pairs were not looked at before.\n"
     )

@@ -297,6 +297,17 @@ def save(result: dict[str, Any], folder: Path) -> None:
     (folder / "given_vs_trl.txt").write_text(report(result))
 
 
+def kept(result: dict[str, Any], folder: Path, tasks: list[str]) -> dict[str, Any]:
+    """The other tasks of an earlier run that differs in nothing else."""
+    file = folder / "given_vs_trl.json"
+    if not file.exists():
+        return {}
+    old = json.loads(file.read_text())
+    if any(old[key] != result[key] for key in result if key != "tasks"):
+        return {}
+    return {task: row for task, row in old["tasks"].items() if task not in tasks}
+
+
 def run(bench: Bench, tasks: list[str], out: Path | None) -> None:
     """Everything, in order; what is known so far is saved after each task. No `out`: the check."""
     packages = {"torch": torch, "transformers": transformers, "trl": trl}
@@ -307,6 +318,8 @@ def run(bench: Bench, tasks: list[str], out: Path | None) -> None:
         "steps": bench.steps,
         "tasks": {},
     }
+    if out is not None:
+        result["tasks"] = kept(result, out, tasks)
     for task in tasks:
         bench.write(task)
         row: dict[str, Any] = {"sizes": bench.sizes[task], "check": check(bench, task)}

@@ -1,7 +1,8 @@
 """Which of two answers is the better one, learned from the labels and asked of unseen prompts.
 
 Owns the out-of-fold margins: positive where the scorer agrees with the label as written, by a model
-that saw no pair of that prompt. Refuses to own what follows from them (`flips.py`).
+that learned from no pair of that prompt; how the prompt's other pairs went is read as an input
+(`features.records`). Refuses to own what follows from them (`flips.py`).
 
 Labels may be wrong in training too: the loss is that of labels of which a given share is flipped
 at random (robust logistic regression, doi 10.1007/978-3-642-33460-3_15).
