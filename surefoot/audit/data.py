@@ -257,7 +257,7 @@ def _flips(clean: Sequence[pairs.Seen], options: DataOptions) -> tuple[Checked, 
     text = (
         f"about {rate.estimate:.0%} [{rate.low:.0%}, {rate.high:.0%}] of {len(clean)} labels are "
         f"flipped, if not most are (see swapped); the scorer agrees with {agreed.estimate:.1%} of "
-        f"labels of prompts it has not seen; {len(suspects)} pairs are suspects"
+        f"labels of prompts it did not learn from; {len(suspects)} pairs are suspects"
     )
     finding = Finding("flipped labels", _severity(rate.low), text, _flip_mend(rate.low), figures)
     return Checked(finding, mends, tuple(mend.where for mend in mends)), {

@@ -103,8 +103,8 @@ def judged(margins: Floats, prompts: NDArray[np.int64], *, seed: int) -> Flips:
     nothing = np.zeros(len(margins))
     if agreement.low <= 0.5:
         why = (
-            f"the scorer agrees with {_share(agreement)} of the labels of prompts it has not seen, "
-            "which is no more than chance"
+            f"the scorer agrees with {_share(agreement)} of the labels of prompts it did not learn "
+            "from, which is no more than chance"
         )
         return Flips(agreement, None, why, margins, nothing)
     rate, scale = estimated(margins, prompts, seed=seed)

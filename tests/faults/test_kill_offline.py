@@ -176,7 +176,7 @@ def test_a_normalised_reward_model_has_mean_0_and_std_1(
 
 
 class _Use:
-    weight, name, timeout, price = 1.0, None, 10.0, None
+    weight, name, timeout, price, retries = 1.0, None, 10.0, None, 1
 
     def __init__(self, use: str, options: dict[str, Any]) -> None:
         self.use, self.options = use, options

@@ -512,7 +512,6 @@ def test_the_source_is_not_changed() -> None:
         ({"rollout": {"urls": ["http://x"]}}, "rollout.urls"),
         ({"optim": {"offload": True}}, "optim.offload"),
         ({"doctor": {"action": "stop"}}, "doctor.action"),
-        ({"method": {"name": "dpo", "weight": "likelihood"}}, "method.weight"),
     ],
 )
 def test_later_features_are_refused_by_name(sections: dict[str, Any], key: str) -> None:
