@@ -13,7 +13,6 @@ import gzip
 import json
 import runpy
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -86,7 +85,6 @@ def main(seeds: int = 3) -> None:
         "removal was chosen on seeds 0 to 2; 3 to 5 of the made pairs were not looked at before.\n"
     )
     print(HEAD, flush=True)
-    start = time.process_time()
     for seed in range(2 * seeds):
         for line in looked_at(f"made, seed {seed}", made(seed), seed):
             print(line, flush=True)
@@ -98,7 +96,6 @@ def main(seeds: int = 3) -> None:
     for line in looked_at("GSM8K, one a prompt", alone, 0):
         print(line, flush=True)
     print(f"\nGSM8K: {len(pairs)} pairs of {len(alone)} prompts.")
-    print(f"{time.process_time() - start:.0f} s of CPU time in all.")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
     python docs/results/collect_tables.py addition_lora runs/addition_lora
     python docs/results/collect_tables.py rlhf_classic runs/rlhf_classic
 
-Before a table stands what the run said of its model when it began.
+Before a table stands what the run said of its model when it began. Times are left out: these runs
+shared their machine with others. So is the difference from comparisons that are all ties.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from surefoot.run.display import summary_table
 from surefoot.run.read import read_events, read_metrics, summary
 
 HELD_OUT = ("eval/loss", "eval/perplexity")
+TIMES = ("seconds per step", "tokens per second", "where the time went")
 
 
 def stages(run: Path) -> list[Path]:
@@ -33,7 +35,12 @@ def lines(run: Path) -> Iterator[str]:
         seen = [(row["step"], row[name]) for row in read_metrics(run) if name in row]
         if seen:
             yield f"{name}: " + ", ".join(f"{value:.4g} (step {step})" for step, value in seen)
-    yield summary_table(summary(run))
+    found = summary(run)
+    comparisons = found.first is not None and found.first.eos_share is None
+    leave = (*TIMES, *(("accuracy before", "paired difference") if comparisons else ()))
+    for line in summary_table(found).splitlines():
+        if not line.startswith(leave) and not line.endswith("  -"):
+            yield line
 
 
 def main(name: str, runs: list[Path]) -> None:

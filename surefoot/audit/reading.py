@@ -105,7 +105,7 @@ def read(
     columns: Mapping[str, str],
     answer_format: str | None,
 ) -> Raw:
-    """Every row of a file. Without `kind` they are pairs if the first has two sides."""
+    """Every row of a file. Without `kind` they are pairs if the first has a side of one."""
     path = locate(str(file), None, key=KEY)
     spec = DataSource(source=str(path), options={"answer_format": answer_format})
     source = source_of(spec, None, key=KEY)
@@ -200,7 +200,8 @@ def _kind(items: tuple[tuple[str, object], ...], columns: Mapping[str, str]) -> 
     rows = (row for _, row in items if isinstance(row, Mapping))
     first = next(rows, {})
     sides = [lookup(first, columns.get(side, side)) is not ABSENT for side in _SIDES]
-    return "pairs" if all(sides) else "prompts"
+    # A side that is missing is a fault of a pair, not a prompt.
+    return "pairs" if any(sides) else "prompts"
 
 
 def _beside(form: Form, raw: object, columns: Mapping[str, str]) -> PairRow:

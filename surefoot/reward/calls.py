@@ -77,7 +77,7 @@ class Call:
     retried: int = 0
     deadlines: int = 0
     """Payloads whose worker was killed at their deadline."""
-    last_failure: str = ""
+    first_failure: str = ""
     failed_starts: int = 0
     progress: float = field(default_factory=time.monotonic)
     """When something was last heard of a payload."""
@@ -144,9 +144,9 @@ class Call:
             self._hung = 0
         if bad and outcome.failure is not Failure.LIMIT:
             self.streak += 1
-            self.last_failure = outcome.detail or str(outcome.value)
+            self.first_failure = self.first_failure or outcome.detail or str(outcome.value)
         else:
-            self.streak = 0
+            self.streak, self.first_failure = 0, ""
 
     def give_up_if_hopeless(self) -> None:
         """Leave the rest unanswered where nothing good has been heard for too long."""
@@ -165,6 +165,6 @@ class Call:
         self._waiting.clear()
         if outcome.failure is Failure.START:
             self.streak += self.left
-            self.last_failure = outcome.detail
+            self.first_failure = self.first_failure or outcome.detail
         self.left = 0
         self._outcomes = [outcome if known is None else known for known in self._outcomes]

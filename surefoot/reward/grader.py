@@ -136,7 +136,7 @@ class Grader:
         for name, (count, why) in self._streaks.items():
             if count >= FAILURES_IN_A_ROW:
                 raise StoppedOnFinding(
-                    f"reward {name}: {count} calls in a row failed, the last with: {why}. Their "
+                    f"reward {name}: {count} calls in a row failed, at first with: {why}. Their "
                     "scores are missing, and nothing was learned from them; mend the reward or "
                     "what it calls, and send the same command again"
                 )
@@ -217,7 +217,7 @@ class Grader:
         self._pay(pending)
         verdicts = {share.reward.name: share.finish(pending.tally) for share in pending.shares}
         for share in pending.shares:
-            self._streaks[share.reward.name] = (share.streak, share.last_failure)
+            self._streaks[share.reward.name] = (share.streak, share.first_failure)
         graded = [
             combine(self.rewards, {name: parts[i] for name, parts in verdicts.items()})
             for i in range(len(pending.items))

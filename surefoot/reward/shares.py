@@ -128,7 +128,7 @@ class Share:
     ) -> None:
         self.reward = reward
         self.streak = streak
-        self.last_failure = ""
+        self.first_failure = ""
         self.call: Call | None = None
         self._items = items
         self._told = told
@@ -204,7 +204,7 @@ class Share:
             tally.add_latencies(name, [o.seconds for o in self.call.outcomes if o.seconds])
             tally.count(f"rewards/{name}/retries", self.call.retried)
             tally.count(f"rewards/{name}/deadlines", self.call.deadlines)
-            self.streak, self.last_failure = self.call.streak, self.call.last_failure
+            self.streak, self.first_failure = self.call.streak, self.call.first_failure
         if self.reward.tampered is not None:
             forged = sum(self.reward.tampered(verdict.detail) for verdict in verdicts)
             tally.count(f"rewards/{name}/tamper", forged)
@@ -236,9 +236,10 @@ class Share:
         for verdict in verdicts:
             if verdict.status is ScoreStatus.INFRA_ERROR:
                 self.streak += 1
-                self.last_failure = verdict.detail
+                # What follows the first is often no more than having been given up.
+                self.first_failure = self.first_failure or verdict.detail
             else:
-                self.streak = 0
+                self.streak, self.first_failure = 0, ""
 
     def _inside(self, verdict: PartScore, index: int) -> PartScore:
         """The verdict, or a failure where its steps end beyond the text."""

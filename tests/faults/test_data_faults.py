@@ -82,6 +82,15 @@ def test_row_31_a_broken_row_is_listed_with_its_line(
     assert len(out.read_text().splitlines()) == 199
 
 
+@pytest.mark.parametrize("side", ["chosen", "rejected"])
+def test_row_31_pairs_without_one_side_are_not_taken_for_prompts(side: str, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.jsonl"
+    path.write_text(json.dumps({"prompt": "a", side: "b"}) + "\n", encoding="utf-8")
+    audit = audit_data(path, DataOptions(flips=False))
+    assert audit.report.verdict == "stop"
+    assert finding(audit.report, "invalid rows").severity is Severity.STOP
+
+
 def test_row_31_more_than_a_hundredth_stops_with_exit_code_2(tmp_path: Path) -> None:
     lines = [pair(n) for n in range(50)] + ["{"]
     (tmp_path / "pairs.jsonl").write_text("\n".join(lines), encoding="utf-8")

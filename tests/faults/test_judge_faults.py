@@ -197,6 +197,16 @@ def test_row_25_nobody_listening_is_missing_too() -> None:
         assert "connection failed" in score.detail
 
 
+def test_row_25_a_server_that_stays_down_stops_the_run_and_says_of_what() -> None:
+    with StubJudge() as stub:
+        url = stub.url
+    judge = JudgeSetup(Judge(base_url=url, model="m"))
+    with Grader([Entry()], judge=judge) as judged:
+        grade(judged, [f"answer {i}" for i in range(70)])
+        with pytest.raises(StoppedOnFinding, match=r"70 calls .* connection failed"):
+            judged.stop_if_broken()
+
+
 # Row 26: asked wrongly.
 
 
