@@ -62,7 +62,7 @@ def data(
     *,
     kind: Annotated[
         str | None,
-        typer.Option("--kind", help="pairs or prompts; default: pairs if rows have two sides."),
+        typer.Option("--kind", help="pairs or prompts; default: pairs if rows have a side of one."),
     ] = None,
     column: Annotated[
         list[str] | None,
