@@ -111,18 +111,28 @@ def test_a_sink_that_cannot_start_is_off(tmp_path: Path) -> None:
 def test_a_sink_that_hangs_never_blocks(tmp_path: Path) -> None:
     sink, good = Hanging(), Recorder()
     trackers = _open(tmp_path, queue_length=4, sink=sink, good=good)
-    begun = time.monotonic()
+    in_the_run = 0.0
     for step in range(50):
+        began = time.monotonic()
         trackers.log(step, {})
-        time.sleep(0.001)
-    assert time.monotonic() - begun < 1.0
+        in_the_run += time.monotonic() - began
+        # A sink that works is given time to, however busy the machine is.
+        deadline = time.monotonic() + 30
+        while not _logged(good, step) and time.monotonic() < deadline:
+            time.sleep(0.001)
+    assert in_the_run < 1.0
+    began = time.monotonic()
     trackers.finish(patience_s=0.2)
-    assert time.monotonic() - begun < 2.0
+    assert time.monotonic() - began < 5.0
     troubles = trackers.troubles()
     assert any("does not keep up" in line for line in troubles)
     assert any("hangs" in line for line in troubles)
-    assert sum(call[0] == "log" for call in good.calls) == 50
+    assert [call[1] for call in good.calls if call[0] == "log"] == list(range(50))
     sink.until.set()
+
+
+def _logged(sink: Recorder, step: int) -> bool:
+    return any(call[:2] == ("log", step) for call in list(sink.calls))
 
 
 @pytest.mark.parametrize("length", [1, 2, 100])
