@@ -31,7 +31,7 @@ def making(run: Path) -> str:
     made = found.tensors("policy")
     apart = max(float((made[name] - carried[name]).abs().max()) for name in carried)
     looks = [(row["step"], row["eval/loss"]) for row in rows if "eval/loss" in row]
-    seconds = sum(row.get("time/step", 0.0) for row in rows)
+    seconds = sum(row.get("time/step", 0.0) + row.get("time/eval", 0.0) for row in rows)
     lines = {
         "run": f"{run.name}, {found.step} steps of sft",
         "parameters": f"{sum(tensor.numel() for tensor in carried.values()):,}",

@@ -7,6 +7,7 @@ Refuses to own rewards and losses.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -116,29 +117,44 @@ def make_plan(
     """
     order = draws.permutation(seed, "minibatches", len(batch.groups), step)
     parts = np.array_split(order, min(minibatches, len(batch.groups)))
-    first_row = np.cumsum([0] + [len(group.completions) for group in batch.groups])
+    first_row = _first_rows(batch)
     wanted = forwarded_B.tolist()
     made: list[Minibatch] = []
     for part in parts:
         rows: list[int] = []
-        bundles: list[Bundle] = []
         for g in sorted(int(index) for index in part):
-            group = batch.groups[g]
-            own = range(first_row[g], first_row[g + 1])
-            rows.extend(own)
-            chosen = [row for row in own if wanted[row]]
-            if chosen:
-                ids = tuple(group.completions[row - own.start].ids for row in chosen)
-                bundles.append(Bundle(group.prompt.ids, ids, tuple(chosen)))
-        passes = (
-            microbatches(
-                bundles, budget=packing.budget, allowed=packing.layouts, shape=packing.shape
-            )
-            if bundles
-            else []
-        )
-        made.append(Minibatch(tuple(rows), tuple(passes)))
+            rows.extend(range(first_row[g], first_row[g + 1]))
+        passes = _passes(batch, [row for row in rows if wanted[row]], packing)
+        made.append(Minibatch(tuple(rows), passes))
     return Plan(tuple(made))
+
+
+def laid_again(batch: Batch, minibatch: Minibatch, packing: Packing) -> Minibatch:
+    """The same rows of one optimizer step in other pieces; its gradient stays (law 2)."""
+    rows = sorted(row for part in minibatch.passes for row in part.row_list)
+    return replace(minibatch, passes=_passes(batch, rows, packing))
+
+
+def _passes(batch: Batch, rows: Sequence[int], packing: Packing) -> tuple[Microbatch, ...]:
+    """Lay out rows in ascending order, those of one group together."""
+    first_row = _first_rows(batch)
+    bundles: list[Bundle] = []
+    for g, own in itertools.groupby(rows, key=lambda row: int(batch.group_B[row])):
+        chosen = tuple(own)
+        group = batch.groups[g]
+        ids = tuple(group.completions[row - first_row[g]].ids for row in chosen)
+        bundles.append(Bundle(group.prompt.ids, ids, chosen))
+    if not bundles:
+        return ()
+    made = microbatches(
+        bundles, budget=packing.budget, allowed=packing.layouts, shape=packing.shape
+    )
+    return tuple(made)
+
+
+def _first_rows(batch: Batch) -> list[int]:
+    """The first row of each group, and the number of rows."""
+    return np.cumsum([0] + [len(group.completions) for group in batch.groups]).tolist()
 
 
 def scatter(values_N: Tensor, part: Microbatch, *, rows: Sequence[int], width: int) -> Tensor:

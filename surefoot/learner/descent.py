@@ -48,12 +48,17 @@ def descend(
     loss_of: Callable[[Microbatch], PassLoss],
     *,
     rate: float,
+    interrupt: Callable[[], None],
 ) -> Descended:
-    """Add the gradients of all passes and step once. The losses share one global denominator."""
+    """Add the gradients of all passes and step once. The losses share one global denominator.
+
+    `interrupt` is called before each pass, and may raise: no weight has changed by then.
+    """
     total = 0.0
     sums: dict[str, float] = {}
     layouts: dict[Name, int] = {}
     for part in passes:
+        interrupt()
         out = loss_of(part)
         out.loss.backward()
         total += float(out.loss.detach())

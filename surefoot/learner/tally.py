@@ -81,6 +81,14 @@ class Tally:
             else:
                 self.sums[name] = self.sums.get(name, 0.0) + value
 
+    def mark(self) -> tuple[dict[str, float], dict[Name, int], int]:
+        """The sums as they are, for `back`."""
+        return dict(self.sums), dict(self.layouts), self.forwarded
+
+    def back(self, mark: tuple[dict[str, float], dict[Name, int], int]) -> None:
+        """Forget the passes since a mark, which are done again."""
+        self.sums, self.layouts, self.forwarded = dict(mark[0]), dict(mark[1]), mark[2]
+
     def applied(self, loss: float, norm: float) -> None:
         self.fates.append(True)
         self.losses.append(loss)

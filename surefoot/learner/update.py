@@ -8,19 +8,29 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from surefoot.learner.batch import Batch, Microbatch, Minibatch, Packing, Plan, make_plan, scatter
+from surefoot.learner.batch import (
+    Batch,
+    Microbatch,
+    Minibatch,
+    Packing,
+    Plan,
+    laid_again,
+    make_plan,
+    scatter,
+)
 from surefoot.learner.critic import Critic, Targets
 from surefoot.learner.loss import LossInputs, microbatch_loss
 from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.tally import Tally, UpdateReport
 from surefoot.methods import Method
+from surefoot.models.memory import out_of_memory
 from surefoot.objective import reduce
 
 
@@ -76,8 +86,10 @@ class Learner:
         self.constant = constant
         """Divisor of the constant reduction, in tokens."""
         self.seed = seed
-        self.applied = 0
-        """Optimizer steps applied since the current update began."""
+        self.touched = False
+        """Whether the current update has begun to change weights."""
+        self.interrupt: Callable[[], None] = lambda: None
+        """Called between passes while nothing is lost by it; raises to abandon the step."""
 
     @property
     def single_step(self) -> bool:
@@ -142,6 +154,7 @@ class Learner:
         value_BT = None if scorer.value_head is None else torch.zeros_like(out_BT)
         with torch.no_grad():
             for part in passes:
+                self.interrupt()
                 scored = scorer(part)
                 out_BT[part.rows_N, part.columns_N] = scored.logp_N.double().cpu()
                 if value_BT is not None:
@@ -167,33 +180,63 @@ class Learner:
     ) -> UpdateReport:
         """Take epochs x minibatches optimizer steps; each has its own global denominators.
 
+        One that runs out of memory is done again in smaller pieces (see `halve`).
         `warming`: the critic alone, under a policy that stays what it is.
         """
         tally = Tally(batch, facts.old_logp_BT, plan.passes)
-        self.applied = 0
+        self.touched = False
         rate = self.optimizer.rate(step)
+        laid = list(plan.minibatches)
         for epoch in range(self.row.epochs):
-            for minibatch in plan.minibatches:
+            for index, minibatch in enumerate(laid):
                 if not minibatch.passes:
                     continue
-                loss = norm = 0.0
-                if not warming:
-                    first = epoch == 0
-                    loss = self._accumulate(batch, minibatch, signal, facts, tally, first=first)
-                    norm = self.optimizer.gradient_norm()
-                value_norm = self._regress(batch, minibatch, signal, facts, tally, warming=warming)
+                first = epoch == 0
+                while True:
+                    mark = tally.mark()
+                    try:
+                        found = self._gradients(
+                            batch, minibatch, signal, facts, tally, first=first, warming=warming
+                        )
+                        break
+                    except (MemoryError, RuntimeError) as error:
+                        if not out_of_memory(error) or not self.halve():
+                            raise
+                    self.clear()
+                    tally.back(mark)
+                    minibatch = laid[index] = laid_again(batch, minibatch, self._packing())
+                loss, norm, value_norm = found
                 if math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value_norm):
+                    self.touched = True
                     if not warming:
                         self.optimizer.step(rate=rate, norm=norm)
                     if self.critic is not None:
                         own = self.critic.optimizer
                         own.step(rate=own.rate(step), norm=value_norm)
-                    self.applied += 1
                     tally.applied(loss, norm)
                 else:
                     tally.refused(minibatch)
                 self.clear()
         return tally.report()
+
+    def _gradients(
+        self,
+        batch: Batch,
+        minibatch: Minibatch,
+        signal: Signal,
+        facts: Facts,
+        tally: Tally,
+        *,
+        first: bool,
+        warming: bool,
+    ) -> tuple[float, float, float]:
+        """Add up the gradients of one minibatch; its loss, and the norms of policy and critic."""
+        loss = norm = 0.0
+        if not warming:
+            loss = self._accumulate(batch, minibatch, signal, facts, tally, first=first)
+            norm = self.optimizer.gradient_norm()
+        value_norm = self._regress(batch, minibatch, signal, facts, tally, warming=warming)
+        return loss, norm, value_norm
 
     def _regress(
         self,
@@ -214,6 +257,7 @@ class Learner:
         if warming or not self.critic.shares_trunk:
             targets = _targets(batch, minibatch, signal, facts)
             for part in minibatch.passes:
+                self._may_stop()
                 tally.add_sums(self.critic.accumulate(part, targets))
         norm = self.critic.optimizer.gradient_norm()
         tally.add_sums({"value_norm": norm, "value_steps": 1.0})
@@ -237,6 +281,7 @@ class Learner:
         imitated_BT = self._imitated(batch, minibatch, signal)
         total = 0.0
         for part in minibatch.passes:
+            self._may_stop()
             rows = part.row_list
             width = batch.mask_BT.shape[1]
             scored = self.scorer(part)
@@ -273,6 +318,11 @@ class Learner:
             total += float(out.loss.detach())
             tally.add(part, out.sums)
         return total
+
+    def _may_stop(self) -> None:
+        """A step that has begun to change weights is taken to its end."""
+        if not self.touched:
+            self.interrupt()
 
     def _imitated(self, batch: Batch, minibatch: Minibatch, signal: Signal) -> Tensor | None:
         """Token weights of the right completions: a mean over the tokens of them all."""

@@ -9,11 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, StoppedOnFinding
 from surefoot.loops.callbacks import Callbacks
 from surefoot.run.checkpoint import save
 from surefoot.run.directory import RunDirectory
@@ -51,6 +52,10 @@ class Desk:
             self.tell("tracker", trouble)
 
 
+class NotSaved(StoppedOnFinding):
+    """The disk refuses checkpoints, so the run stops at the last one that it took."""
+
+
 class Saver:
     """Saves checkpoints; one failure is survived, two in a row stop the run."""
 
@@ -67,7 +72,30 @@ class Saver:
         step: int,
         tensors: Mapping[str, Mapping[str, torch.Tensor]],
         state: Mapping[str, Any],
+        *,
+        last: bool,
     ) -> None:
+        """Write a checkpoint. The `last` one of a process is tried twice and must succeed.
+
+        Raises NotSaved.
+        """
+        try:
+            path = self._write(step, tensors, state)
+        except CheckpointError as error:
+            if self._failed < 2 and not last:
+                return
+            try:
+                path = self._write(step, tensors, state)
+            except CheckpointError:
+                raise self._not_saved(step, error) from error
+        self._callbacks.checkpoint(step, path)
+
+    def _write(
+        self,
+        step: int,
+        tensors: Mapping[str, Mapping[str, torch.Tensor]],
+        state: Mapping[str, Any],
+    ) -> Path:
         desk = self._desk
         began = time.perf_counter()
         desk.ledger.sync()
@@ -78,11 +106,18 @@ class Saver:
         except CheckpointError as error:
             self._failed += 1
             desk.tell("checkpoint_failed", str(error))
-            if self._failed >= 2:
-                raise
-            return
+            raise
         self._failed = 0
         self.saved = step
         seconds = time.perf_counter() - began
         desk.ledger.event("checkpoint", f"saved step {step}", {"step": step, "seconds": seconds})
-        self._callbacks.checkpoint(step, path)
+        return path
+
+    def _not_saved(self, step: int, error: CheckpointError) -> NotSaved:
+        there = "there is none"
+        if self.saved >= 0:
+            there = f"the newest one is of step {self.saved}"
+        return NotSaved(
+            f"stopped at step {step}, because no checkpoint can be written: {error}. Of "
+            f"checkpoints {there}; with room on the disk the same command goes on from it"
+        )

@@ -83,6 +83,7 @@ def train(
 
 def _run(plan: Recipe, *, given: Outside, hooks: Callbacks, stopper: Stopper) -> Run:
     """One training, from its start or its newest checkpoint to its end."""
+    stopper.grace = plan.run.grace
     directory = RunDirectory(str(plan.run.dir)).create()
     with RunLock(directory):
         plan, checkpoint, changes = _resumed(directory, plan)

@@ -7,25 +7,24 @@ Refuses to own the losses (`tasks`), and the loop over sampled completions (`onl
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from torch import Tensor
 
-from surefoot.errors import Stop, StoppedOnFinding
+from surefoot.errors import StoppedOnFinding
 from surefoot.learner.batch import Packing
 from surefoot.learner.descent import Descended
 from surefoot.learner.optim import Optimizer
 from surefoot.loops.callbacks import Callbacks
-from surefoot.loops.desk import Desk, Saver
+from surefoot.loops.desk import Desk
 from surefoot.loops.metrics import Metrics
-from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.loops.step import NONFINITE_LIMIT
-from surefoot.loops.stepping import StepLoop
-from surefoot.models.memory import out_of_memory
+from surefoot.loops.stepping import Step, StepLoop
+from surefoot.models.memory import out_of_memory, too_small
 from surefoot.recipe import Recipe
 from surefoot.run.read import Evaluation
 
@@ -62,6 +61,8 @@ class Task(Protocol):
     """What a method does with a batch of examples."""
 
     optimizer: Optimizer
+    interrupt: Callable[[], None]
+    """Called between the passes of a step, until a weight changes, and of an evaluation."""
 
     @property
     def budget(self) -> int:
@@ -95,6 +96,7 @@ class Budgeted:
     def __init__(self, optimizer: Optimizer, packing: Packing) -> None:
         self.optimizer = optimizer
         self.packing = packing
+        self.interrupt: Callable[[], None] = lambda: None
 
     @property
     def budget(self) -> int:
@@ -105,7 +107,7 @@ class Budgeted:
             self.packing = replace(self.packing, budget=budget)
 
 
-class OfflineLoop(StepLoop):
+class OfflineLoop(StepLoop[Look]):
     """Runs the steps of a method from `progress` to the recipe's end."""
 
     def __init__(
@@ -118,80 +120,19 @@ class OfflineLoop(StepLoop):
         stopper: Stopper,
         callbacks: Callbacks,
     ) -> None:
-        super().__init__(desk, progress, stopper, steps=int(recipe.run.steps or 0))
+        super().__init__(desk, progress, stopper, callbacks, recipe.run)
         self.recipe = recipe
         self.task = task
+        self.task.interrupt = stopper.check
         self.stream = stream
-        self.callbacks = callbacks
-        self.saver = Saver(
-            desk,
-            callbacks,
-            keep=recipe.run.keep,
-            saved=progress.step if desk.directory.has_checkpoint() else -1,
-        )
         self._told: set[str] = set()
 
-    def _begin(self) -> None:
-        if self.unseen:
-            self._look_at_start()
-
-    def _one_step(self, step: int, *, last: bool) -> None:
-        began = time.perf_counter()
-        before, place = replace(self.progress), self.stream.cursor()
-        try:
-            row = self._learn(step)
-        except Stop:
-            # Nothing has been trained yet: the step is redone whole when the run resumes.
-            self.stream.restore(place)
-            self.progress = before
-            raise
-        self.progress.step = step
-        looked = None
-        if self._due(step, last):
-            # The weights of this step are new, so its row must be written before a stop.
-            with self.stopper.held():
-                looked = self._look(step, row)
-        row["time/step"] = time.perf_counter() - began
-        row["time/tokens_per_second"] = int(row["step_tokens"] or 0) / float(row["time/step"] or 1)
-        row["memory/peak_bytes"] = peak_memory()
-        self._write(step, row, looked)
-        self.callbacks.step(step, row, None if looked is None else looked.accuracy)
-        if row["skipped_steps"] and self.progress.nonfinite >= NONFINITE_LIMIT:
-            raise StoppedOnFinding(
-                f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
-                "gradient; lower optim.learning_rate or mend the data"
-            )
-        limit = self.recipe.run.stop_without_signal
-        if limit != "never" and self.progress.silent >= limit:
-            raise StoppedOnFinding(
-                f"{self.progress.silent} steps in a row had a gradient of exactly zero, so nothing "
-                "was learned: every example is beyond what the loss asks for, or its margin is "
-                "flat. Take harder data, lower the margin or beta of the method, or set "
-                "run.stop_without_signal to never"
-            )
-        every = self.recipe.run.checkpoint_every
-        if every and step % every == 0 and not last:
-            self._save()
-
-    def _learn(self, step: int) -> Metrics:
+    def _take(self, step: int) -> Step:
         rate = self.task.optimizer.rate(step)
         examples = self.stream.take(int(self.recipe.optim.batch_size or 0), step=step)
         self.stopper.check()
         began = time.perf_counter()
-        while True:
-            try:
-                done, row = self.task.learn(examples, rate=rate)
-                break
-            except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error) or self.task.budget <= LEAST_BUDGET:
-                    raise
-                self.task.optimizer.clear()
-                self.progress.budget = self.task.budget // 2
-                self.task.limit(self.progress.budget)
-                self.desk.ledger.event(
-                    "out_of_memory",
-                    f"step {step}: redone with {self.progress.budget} tokens per micro-batch",
-                )
+        done, row = self._learn(step, examples, rate)
         seen = self.task.tokens(examples)
         self.progress.tokens += seen
         bad = not done.applied and not done.silent
@@ -217,43 +158,75 @@ class OfflineLoop(StepLoop):
         if not bad:
             out["loss"] = done.loss
             out["grad_norm"] = done.grad_norm
-        return {**out, **row}
+        return Step(step, {**out, **row}, seen, finding=self._finding(bad))
 
-    def _due(self, step: int, last: bool) -> bool:
-        every = self.recipe.run.eval_every
-        return bool(every) and (step % every == 0 or last)
+    def _learn(self, step: int, examples: Sequence[Any], rate: float) -> tuple[Descended, Metrics]:
+        """One optimizer step; after running out of memory, again in smaller pieces."""
+        while True:
+            try:
+                with self.stopper.held():
+                    return self.task.learn(examples, rate=rate)
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+                if self.task.budget <= LEAST_BUDGET:
+                    raise StoppedOnFinding(too_small(self.task.budget)) from error
+            self.task.optimizer.clear()
+            self.progress.budget = self.task.budget // 2
+            self.task.limit(self.progress.budget)
+            self.desk.ledger.event(
+                "out_of_memory",
+                f"step {step}: redone with {self.progress.budget} tokens per micro-batch",
+            )
+
+    def _finding(self, bad: bool) -> str | None:
+        """Why the run stops after this step, if it does."""
+        if bad and self.progress.nonfinite >= NONFINITE_LIMIT:
+            return (
+                f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
+                "gradient; lower optim.learning_rate or mend the data"
+            )
+        limit = self.settings.stop_without_signal
+        if limit != "never" and self.progress.silent >= limit:
+            return (
+                f"{self.progress.silent} steps in a row had a gradient of exactly zero, so nothing "
+                "was learned: every example is beyond what the loss asks for, or its margin is "
+                "flat. Take harder data, lower the margin or beta of the method, or set "
+                "run.stop_without_signal to never"
+            )
+        return None
+
+    def _cursor(self) -> dict[str, Any]:
+        return self.stream.cursor()
+
+    def _go_back(self, before: Progress, place: Mapping[str, Any]) -> None:
+        self.task.optimizer.clear()
+        self.stream.restore(place)
+        self.progress = before
 
     def _look(self, step: int, row: Metrics) -> Look | None:
-        began = time.perf_counter()
         looked = self.task.look(step)
         if looked is None:
             return None
         row.update(looked.metrics)
         if looked.accuracy is not None:
             row.update(looked.accuracy.metrics())
-        row["time/eval"] = time.perf_counter() - began
-        self.progress.evaluated = step
         return looked
 
-    def _look_at_start(self) -> None:
-        if not self.recipe.run.eval_every:
-            return
-        row: Metrics = {}
-        looked = self._look(0, row)
-        if looked is None:
-            return
+    def _publish(self, row: Metrics, looked: Look) -> None:
         self.desk.write(0, row, looked.rows, [])
         self._show(looked)
         if looked.accuracy is not None:
             self.callbacks.evaluation(0, looked.accuracy)
 
-    def _write(self, step: int, row: Metrics, looked: Look | None) -> None:
-        self.desk.write(step, row, [] if looked is None else looked.rows, [])
-        self.desk.display.step(step, row)
+    def _write(self, done: Step, looked: Look | None) -> None:
+        self.desk.write(done.step, done.row, [] if looked is None else looked.rows, [])
+        self.desk.display.step(done.step, done.row)
         if looked is not None:
             self._show(looked)
-            if step == self.steps:
+            if done.step == self.steps:
                 self._judge(looked)
+        self.callbacks.step(done.step, done.row, None if looked is None else looked.accuracy)
 
     def _judge(self, looked: Look) -> None:
         """Say of comparisons, at the end, that they were not learned."""
@@ -277,9 +250,9 @@ class OfflineLoop(StepLoop):
             self._told.add(looked.finding[0])
             self.desk.tell(*looked.finding)
 
-    def _save(self) -> None:
-        if self.saver.saved == self.progress.step:
-            return
-        self.progress.cursor = self.stream.cursor()
+    def _state(self) -> dict[str, Any]:
         self.progress.budget = self.task.budget
-        self.saver.save(self.progress.step, self.task.tensors(), asdict(self.progress))
+        return super()._state()
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        return self.task.tensors()

@@ -1,143 +1,97 @@
-"""The online loop: step after step, with evaluations, checkpoints and stops between.
+"""The online loop: what a step over sampled completions leaves behind, and what it is stopped for.
 
-Owns when to evaluate, save and stop, and what is written down of a step.
-Refuses to own what happens inside one (`step`).
+Owns what is written down of a step and of an evaluation, and the findings that end a run.
+Refuses to own what happens inside a step (`step`), and when to evaluate and save (`stepping`).
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import asdict, replace
+from collections.abc import Mapping
+from typing import Any
 
-from surefoot.errors import Stop, StoppedOnFinding
+from torch import Tensor
+
 from surefoot.learner.update import Learner
 from surefoot.loops import metrics as names
 from surefoot.loops.assemble import Parts
-from surefoot.loops.desk import Desk, Saver
+from surefoot.loops.desk import Desk
 from surefoot.loops.evaluate import Evaluated, evaluate
-from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
 from surefoot.loops.step import NONFINITE_LIMIT, Stepper, Taken
-from surefoot.loops.stepping import StepLoop
+from surefoot.loops.stepping import Step, StepLoop
 from surefoot.records import ScoreStatus, StopReason
 from surefoot.run.rows import eval_row, sample_rows, train_row
 
 _SHOWN = 3
 
 
-class OnlineLoop(StepLoop):
+class OnlineLoop(StepLoop[Evaluated]):
     """Runs the steps of an online method from `progress` to the recipe's end."""
 
     def __init__(
         self, parts: Parts, learner: Learner, desk: Desk, progress: Progress, stopper: Stopper
     ) -> None:
-        super().__init__(desk, progress, stopper, steps=int(parts.recipe.run.steps or 0))
+        super().__init__(desk, progress, stopper, parts.callbacks, parts.recipe.run)
         self.parts = parts
         self.learner = learner
         self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
         # The stepper's book holds it from here on.
         self.progress.history = {}
         self._paid_before = progress.cost
-        self.saver = Saver(
-            desk,
-            parts.callbacks,
-            keep=parts.recipe.run.keep,
-            saved=progress.step if desk.directory.has_checkpoint() else -1,
-        )
 
-    def _begin(self) -> None:
+    def _prepare(self) -> None:
         self.parts.engine.load(self.parts.loaded.model, version=self.progress.step)
-        if self.unseen:
-            self._evaluate_start()
 
-    def _one_step(self, step: int, *, last: bool) -> None:
-        began = time.perf_counter()
-        before = replace(
-            self.progress,
-            quarantined=[*self.progress.quarantined],
-            warm_trail=[*self.progress.warm_trail],
+    def _take(self, step: int) -> Step:
+        taken = self.stepper.take(step, self.progress)
+        groups = [train_row(group, dead=dead, kept=kept) for group, dead, kept in _fates(taken)]
+        return Step(
+            step,
+            taken.row,
+            taken.gathered.tokens,
+            groups,
+            _samples(taken),
+            self._finding(taken),
         )
-        self.progress.cursor = self.parts.data.stream.cursor()
-        try:
-            taken = self.stepper.take(step, self.progress)
-        except Stop:
-            # Nothing has been trained yet: the step is redone whole when the run resumes.
-            self.parts.data.stream.restore(self.progress.cursor)
-            before.cursor = self.progress.cursor
-            self.progress = before
-            raise
-        self.progress.step = step
-        self.progress.cursor = self.parts.data.stream.cursor()
-        looked = ended = None
-        if self._due_for_evaluation(step, last):
-            # The weights of this step are new, so its row must be written before a stop.
-            with self.stopper.held():
-                try:
-                    looked = self._evaluate(step, taken.row)
-                except StoppedOnFinding as stop:
-                    ended = stop
-        taken.row["time/step"] = time.perf_counter() - began
-        tokens = taken.gathered.tokens
-        taken.row["time/tokens_per_second"] = tokens / taken.row["time/step"]
-        taken.row["memory/peak_bytes"] = peak_memory()
-        self._count_cost(taken.row)
-        self._write(step, taken, looked)
-        seen = None if looked is None else looked.evaluation
-        self.parts.callbacks.step(step, taken.row, seen)
-        if ended is not None:
-            raise ended
-        self._stop_if_told(taken)
-        every = self.parts.recipe.run.checkpoint_every
-        if every and step % every == 0 and not last:
-            self._save()
 
-    def _due_for_evaluation(self, step: int, last: bool) -> bool:
-        every = self.parts.recipe.run.eval_every
-        return bool(every and self.parts.data.eval_prompts) and (step % every == 0 or last)
+    def _cursor(self) -> dict[str, Any]:
+        return self.parts.data.stream.cursor()
 
-    def _evaluate(self, step: int, out: names.Metrics) -> Evaluated:
-        began = time.perf_counter()
+    def _go_back(self, before: Progress, place: Mapping[str, Any]) -> None:
+        self.learner.clear()
+        self.parts.data.stream.restore(place)
+        self.progress = before
+
+    def _due(self, step: int) -> bool:
+        return bool(self.parts.data.eval_prompts) and super()._due(step)
+
+    def _look(self, step: int, row: names.Metrics) -> Evaluated | None:
+        if not self.parts.data.eval_prompts:
+            return None
         self.parts.engine.load(self.parts.loaded.model, version=step)
         looked = evaluate(
             self.parts.engine, self.parts.grader, self.parts.data.eval_prompts, step=step
         )
-        out.update(looked.evaluation.metrics())
-        out["time/eval"] = time.perf_counter() - began
-        self.progress.evaluated = step
+        row.update(looked.evaluation.metrics())
         return looked
 
-    def _evaluate_start(self) -> None:
-        if not (self.parts.recipe.run.eval_every and self.parts.data.eval_prompts):
-            return
-        row: names.Metrics = {}
-        looked = self._evaluate(0, row)
-        self._publish(0, row, looked)
+    def _publish(self, row: names.Metrics, looked: Evaluated) -> None:
+        self.desk.write(0, row, _eval_rows(looked), _eval_samples(looked))
+        self._show(looked)
+        self.callbacks.evaluation(0, looked.evaluation)
 
-    def _publish(self, step: int, row: names.Metrics, looked: Evaluated | None) -> None:
-        """An evaluation without a training step: only before the first."""
-        assert looked is not None
-        self.desk.write(step, row, _eval_rows(looked), _eval_samples(looked))
-        self._show(step, looked)
-        self.parts.callbacks.evaluation(step, looked.evaluation)
-
-    def _write(self, step: int, taken: Taken, looked: Evaluated | None) -> None:
-        groups = [train_row(group, dead=dead, kept=kept) for group, dead, kept in _fates(taken)]
-        samples = []
-        for place, group in enumerate(taken.gathered.groups):
-            size = len(group.completions)
-            advantages = [None] * size
-            if taken.credit is not None:
-                advantages = [float(value) for value in taken.credit.advantage_PG[place]]
-            samples.extend(sample_rows(group, advantages=advantages))
+    def _write(self, done: Step, looked: Evaluated | None) -> None:
+        self._count_cost(done.row)
+        groups = done.groups if looked is None else [*done.groups, *_eval_rows(looked)]
+        self.desk.write(done.step, done.row, groups, done.samples)
+        self.desk.display.step(done.step, done.row)
         if looked is not None:
-            groups.extend(_eval_rows(looked))
-        self.desk.write(step, taken.row, groups, samples)
-        self.desk.display.step(step, taken.row)
-        if looked is not None:
-            self._show(step, looked)
+            self._show(looked)
+        seen = None if looked is None else looked.evaluation
+        self.callbacks.step(done.step, done.row, seen)
 
-    def _show(self, step: int, looked: Evaluated) -> None:
+    def _show(self, looked: Evaluated) -> None:
         self.desk.display.evaluation(looked.evaluation)
         self.desk.display.samples(
             [
@@ -146,19 +100,19 @@ class OnlineLoop(StepLoop):
             ]
         )
 
-    def _stop_if_told(self, taken: Taken) -> None:
-        """Stops on a finding: no signal, non-finite steps, failing graders."""
-        run, row = self.parts.recipe.run, taken.row
+    def _finding(self, taken: Taken) -> str | None:
+        """Why the run stops after this step: non-finite steps, no signal, failing graders."""
+        run, row = self.settings, taken.row
         # A count that was saved stops a resumed run only when a step of it adds to the count.
         if row.get("skipped_steps") and self.progress.nonfinite >= NONFINITE_LIMIT:
-            raise StoppedOnFinding(
+            return (
                 f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
                 "gradient; see the nonfinite events for the prompts, and lower "
                 "optim.learning_rate or mend the data"
             )
         limit = run.stop_without_signal
         if limit != "never" and self.progress.silent >= limit:
-            raise StoppedOnFinding(
+            return (
                 f"{self.progress.silent} steps in a row gave no signal: the mean reward is "
                 f"{_said(row.get('reward'))}, and no completion had an advantage. Take easier or "
                 "harder prompts, a larger method.group_size or another reward; for a control run "
@@ -166,12 +120,13 @@ class OnlineLoop(StepLoop):
             )
         failures = row.get("reward_failures") or 0
         total = sum(len(group.completions) for group in taken.gathered.seen)
-        if total and failures / total >= run.stop_at_failure_rate:
-            raise StoppedOnFinding(
+        if total and float(failures) / total >= run.stop_at_failure_rate:
+            return (
                 f"{failures:g} of {total} completions of this step could not be scored by a "
                 f"grader's fault, the first of row {_first_failure(taken)}; see the log for each "
                 "error. Mend the reward, or raise run.stop_at_failure_rate"
             )
+        return None
 
     def _count_cost(self, row: names.Metrics) -> None:
         """What the run has paid; what an abandoned step has cost was paid too."""
@@ -179,16 +134,26 @@ class OnlineLoop(StepLoop):
         if spent is not None:
             row["cost/total"] = self.progress.cost = self._paid_before + spent
 
-    def _save(self) -> None:
-        if self.saver.saved == self.progress.step:
-            return
-        self.progress.cursor = self.parts.data.stream.cursor()
+    def _state(self) -> dict[str, Any]:
         self.progress.budget = self.learner.packing.budget
         self._count_cost({})
-        state = asdict(self.progress)
+        state = super()._state()
         if self.stepper.book is not None:
             state["history"] = self.stepper.history()
-        self.saver.save(self.progress.step, tensors(self.learner), state)
+        return state
+
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        return tensors(self.learner)
+
+
+def _samples(taken: Taken) -> list[dict[str, Any]]:
+    samples = []
+    for place, group in enumerate(taken.gathered.groups):
+        advantages: list[float | None] = [None] * len(group.completions)
+        if taken.credit is not None:
+            advantages = [float(value) for value in taken.credit.advantage_PG[place]]
+        samples.extend(sample_rows(group, advantages=advantages))
+    return samples
 
 
 def _fates(taken: Taken) -> list[tuple[object, bool, bool]]:

@@ -65,7 +65,8 @@ class PreferenceTask(Budgeted):
     def learn(self, examples: Sequence[Pair | Label], *, rate: float) -> tuple[Descended, Metrics]:
         asked = self._asked(examples)
         passes = answer_passes(asked.batch, self.packing)
-        done = descend(self.optimizer, passes, pass_loss(self.row, self.scorer, asked), rate=rate)
+        loss_of = pass_loss(self.row, self.scorer, asked)
+        done = descend(self.optimizer, passes, loss_of, rate=rate, interrupt=self.interrupt)
         return done, self._metrics(done.sums, asked)
 
     def _asked(self, examples: Sequence[Pair | Label]) -> Asked:
@@ -120,6 +121,7 @@ class PreferenceTask(Budgeted):
         names: list[str] = []
         prompts: list[tuple[int, ...]] = []
         for start in range(0, len(self.held_out), _EVAL_BATCH):
+            self.interrupt()
             some = self.held_out[start : start + _EVAL_BATCH]
             batch = answers_of(some)
             score_B = score_of(self.row, self.scorer, batch, self.packing)

@@ -1,6 +1,6 @@
 """Signals: the first one asks the run to stop at the next safe place, the second ends it.
 
-Owns SIGINT, SIGTERM and SIGUSR1 while a run goes on.
+Owns SIGINT, SIGTERM and SIGUSR1 while a run goes on, and the grace time that follows the first.
 Refuses to own what is saved; the loop knows which state is whole.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -17,14 +18,23 @@ from typing import Any
 from surefoot.errors import EXIT_INTERRUPTED, Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_PATIENCE = 0.5
+"""Share of the grace time that work which is nearly done may take to be done."""
 
 
 class Stopper:
-    """While entered, `check()` raises Interrupted once a signal has come."""
+    """While entered, `check()` raises Interrupted once a signal has come.
 
-    def __init__(self) -> None:
+    A run that has found no safe place `grace` seconds after the signal is ended there and then,
+    resumable as after a kill. `safe` says that it has found one, and may take its time to save.
+    """
+
+    def __init__(self, *, grace: float = 60.0) -> None:
+        self.grace = grace
         self.name: str | None = None
+        self._asked = 0.0
         self._held = False
+        self._timer: threading.Timer | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stopper:
@@ -35,6 +45,7 @@ class Stopper:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.safe()
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
@@ -42,19 +53,42 @@ class Stopper:
         if self.name is not None:
             os._exit(EXIT_INTERRUPTED)
         self.name = signal.Signals(number).name
+        self._asked = time.monotonic()
         os.write(2, f"\nsurefoot: {self.name}: saving; again to stop at once\n".encode())
+        # A thread, because the main one may be inside one long operation.
+        self._timer = threading.Timer(self.grace, self._expire)
+        self._timer.daemon = True
+        self._timer.start()
+
+    def _expire(self) -> None:
+        os.write(
+            2,
+            f"surefoot: {self.name}: nothing could be saved within run.grace, {self.grace:g} "
+            "seconds; the same command resumes from the newest checkpoint\n".encode(),
+        )
+        os._exit(EXIT_INTERRUPTED)
+
+    def safe(self) -> None:
+        """Nothing more is computed: what follows is saving, however long it takes."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Meanwhile `check()` raises nothing: what is done here must be done whole."""
-        self._held = True
+        """Meanwhile `check()` gives what is being done half the grace time to be done whole."""
+        before, self._held = self._held, True
         try:
             yield
         finally:
-            self._held = False
+            self._held = before
 
     def check(self) -> None:
-        if self.name is not None and not self._held:
-            raise Interrupted(
-                f"interrupted by {self.name}; state is saved, and the same command resumes it"
-            )
+        """Raise Interrupted after a signal, at a place where nothing is lost by it."""
+        if self.name is None:
+            return
+        if self._held and time.monotonic() - self._asked < _PATIENCE * self.grace:
+            return
+        raise Interrupted(
+            f"interrupted by {self.name}; state is saved, and the same command resumes it"
+        )

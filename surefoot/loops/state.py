@@ -53,6 +53,8 @@ class Progress:
     """The stream's place."""
     budget: int = 0
     """Tokens per micro-batch; lower than asked for after running out of memory."""
+    owed: dict[str, Any] | None = None
+    """A step whose evaluation was cut off, and whose row is written after it (`stepping.Step`)."""
     cost: float = 0.0
     """US dollars paid for calls of rewards with a price, those of abandoned steps included."""
 

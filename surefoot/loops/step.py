@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from surefoot.errors import ModelError, StoppedOnFinding
 from surefoot.learner.batch import Batch, Plan, make_batch
 from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
@@ -30,7 +31,7 @@ from surefoot.loops.standing import Standing, check_rewards, cut_off, stand
 from surefoot.loops.state import Progress
 from surefoot.loops.warmup import active, on_returns, still_warming, warm
 from surefoot.methods import Gae, History, Method, MethodWarmup
-from surefoot.models.memory import out_of_memory
+from surefoot.models.memory import out_of_memory, too_small
 
 NONFINITE_LIMIT = 3
 """Optimizer steps in a row that may be refused before the run stops."""
@@ -63,6 +64,7 @@ class Stepper:
         self.learner = learner
         self.desk = desk
         self.stopper = stopper
+        learner.interrupt = stopper.check
         self.row = parts.row
         """The row with the KL coefficient of the current step."""
         self.weights = {part.name: part.weight for part in parts.grader.rewards}
@@ -138,6 +140,8 @@ class Stepper:
     ) -> Credit:
         """Score, assign and update; after running out of memory, again in smaller pieces."""
         warming = still_warming(self.row, progress)
+        budget = self.learner.packing.budget
+        self.learner.touched = False
         while True:
             try:
                 facts, credit, report = self._score_and_update(
@@ -145,14 +149,15 @@ class Stepper:
                 )
                 break
             except (MemoryError, RuntimeError) as error:
-                if not out_of_memory(error) or self.learner.applied or not self.learner.halve():
+                if not out_of_memory(error):
                     raise
-                self.learner.clear()
-                progress.budget = self.learner.packing.budget
-                self.desk.ledger.event(
-                    "out_of_memory",
-                    f"step {step}: redone with {progress.budget} tokens per micro-batch",
-                )
+                self._smaller(step, error)
+        if self.learner.packing.budget < budget:
+            progress.budget = self.learner.packing.budget
+            self.desk.ledger.event(
+                "out_of_memory",
+                f"step {step}: redone with {progress.budget} tokens per micro-batch",
+            )
         self._remember(step, batch, standing, credit)
         out.update(names.credit_metrics(standing, credit))
         out.update(names.update_metrics(batch, standing, facts, report, self.row))
@@ -170,6 +175,18 @@ class Stepper:
         _count_signal(progress, out, found=credit.signal_found)
         self._count_nonfinite(step, batch, report, progress)
         return credit
+
+    def _smaller(self, step: int, error: BaseException) -> None:
+        """Go on in smaller pieces, or stop."""
+        learner = self.learner
+        learner.clear()
+        if learner.touched:
+            raise ModelError(
+                f"step {step}: {too_small(learner.packing.budget)}. Some weights of this step have "
+                "changed and others not, so it is not saved; the newest checkpoint is resumed from"
+            ) from error
+        if not learner.halve():
+            raise StoppedOnFinding(too_small(learner.packing.budget)) from error
 
     def _warm_up(self, progress: Progress, out: names.Metrics) -> None:
         """Count a step of the warm-up; after one with another row the policy gets its critic."""
@@ -209,7 +226,8 @@ class Stepper:
         facts = self._measured(step, batch, plan, facts)
         self.stopper.check()
         scored = time.perf_counter()
-        report = learner.update(batch, plan, credit.signal, facts, step=step, warming=warming)
+        with self.stopper.held():
+            report = learner.update(batch, plan, credit.signal, facts, step=step, warming=warming)
         out["time/score"] = scored - began
         out["time/update"] = time.perf_counter() - scored
         return facts, credit, report

@@ -1,54 +1,195 @@
 """From the first step to the last, whatever a step is.
 
-Owns that state is saved before every stop is raised, and at the end.
+Owns that the row of a step is written once, with the evaluation that belongs to it, and that state
+is saved before every stop is raised, and at the end.
 Refuses to own what a step does (`online`, `offline`).
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
-from surefoot.errors import Interrupted, StoppedOnFinding
-from surefoot.loops.desk import Desk
+from torch import Tensor
+
+from surefoot.errors import Interrupted, Stop, StoppedOnFinding
+from surefoot.loops.callbacks import Callbacks
+from surefoot.loops.desk import Desk, NotSaved, Saver
+from surefoot.loops.metrics import Metrics
+from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
+from surefoot.recipe.schema import Run
+from surefoot.run.files import plain
+
+L = TypeVar("L")
+"""What an evaluation is."""
 
 
-class StepLoop(ABC):
+@dataclass
+class Step:
+    """A step whose weights are in place and whose row is not yet written; everything is JSON."""
+
+    step: int
+    row: Metrics
+    tokens: int
+    """Sampled, or seen by training."""
+    groups: list[dict[str, Any]] = field(default_factory=list)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    finding: str | None = None
+    """Why the run stops after this step, if it does."""
+
+
+class StepLoop(ABC, Generic[L]):
     """Runs steps from `progress` to the last one."""
 
-    def __init__(self, desk: Desk, progress: Progress, stopper: Stopper, *, steps: int) -> None:
+    def __init__(
+        self, desk: Desk, progress: Progress, stopper: Stopper, callbacks: Callbacks, run: Run
+    ) -> None:
         self.desk = desk
         self.progress = progress
         self.stopper = stopper
-        self.steps = steps
+        self.callbacks = callbacks
+        self.settings = run
+        self.steps = int(run.steps or 0)
+        self.saver = Saver(
+            desk,
+            callbacks,
+            keep=run.keep,
+            saved=progress.step if desk.directory.has_checkpoint() else -1,
+        )
 
     def run(self) -> None:
         """Train to the last step. Stops are raised after state is saved."""
         try:
+            self._prepare()
             self._begin()
             while self.progress.step < self.steps:
-                step = self.progress.step + 1
-                self._one_step(step, last=step == self.steps)
+                self._one_step(self.progress.step + 1)
                 self.stopper.check()
         except (Interrupted, StoppedOnFinding) as stop:
+            self.stopper.safe()
             self.desk.ledger.event("stopped", str(stop))
-            self._save()
+            if not isinstance(stop, NotSaved):
+                self._save(last=True)
             raise
-        self._save()
+        self.stopper.safe()
+        self._save(last=True)
 
-    @property
-    def unseen(self) -> bool:
-        """Whether the weights before the first step have not been evaluated."""
-        return self.progress.step == 0 and self.progress.evaluated < 0
-
-    @abstractmethod
     def _begin(self) -> None:
-        """What comes before the first step of this process."""
+        """What an earlier process left unwritten, or the evaluation before the first step."""
+        if self.progress.owed is not None:
+            self._finish(Step(**self.progress.owed))
+            self.stopper.check()
+        elif self.progress.step == 0 and self.progress.evaluated < 0 and self.settings.eval_every:
+            row: Metrics = {}
+            looked = self._timed_look(0, row)
+            if looked is not None:
+                self._publish(row, looked)
+
+    def _one_step(self, step: int) -> None:
+        began = time.perf_counter()
+        before, place = self._copy(), self._cursor()
+        try:
+            done = self._take(step)
+        except Stop:
+            # Nothing has been trained yet: the step is redone whole when the run resumes.
+            self._go_back(before, place)
+            raise
+        self.progress.step = step
+        done.row["time/step"] = seconds = time.perf_counter() - began
+        done.row["time/tokens_per_second"] = done.tokens / seconds
+        done.row["memory/peak_bytes"] = peak_memory()
+        self._finish(done)
+        every = self.settings.checkpoint_every
+        if every and step % every == 0 and step != self.steps:
+            self._save(last=False)
+
+    def _finish(self, done: Step) -> None:
+        """Evaluate if it is due, write the row, and stop if the step said so.
+
+        An evaluation that a signal cuts off is owed: the next process takes it up.
+        """
+        looked = ended = None
+        if self._due(done.step):
+            try:
+                with self.stopper.held():
+                    looked = self._timed_look(done.step, done.row)
+            except StoppedOnFinding as stop:
+                # The weights of this step are new, so its row must be written before a stop.
+                ended = stop
+            except Interrupted:
+                self.progress.owed = plain(asdict(done))
+                raise
+        self.progress.owed = None
+        self._write(done, looked)
+        if ended is not None:
+            raise ended
+        if done.finding is not None:
+            raise StoppedOnFinding(done.finding)
+
+    def _due(self, step: int) -> bool:
+        every = self.settings.eval_every
+        return bool(every) and (step % every == 0 or step == self.steps)
+
+    def _timed_look(self, step: int, row: Metrics) -> L | None:
+        began = time.perf_counter()
+        looked = self._look(step, row)
+        if looked is not None:
+            row["time/eval"] = time.perf_counter() - began
+            self.progress.evaluated = step
+        return looked
+
+    def _save(self, *, last: bool) -> None:
+        """A checkpoint of the last step done, unless there is one; the `last` must succeed."""
+        if self.saver.saved == self.progress.step:
+            return
+        self.progress.cursor = self._cursor()
+        self.saver.save(self.progress.step, self._tensors(), self._state(), last=last)
+
+    def _copy(self) -> Progress:
+        """The run's memory as it is, for going back to."""
+        progress = self.progress
+        return replace(
+            progress,
+            quarantined=[*progress.quarantined],
+            warm_trail=[*progress.warm_trail],
+        )
+
+    def _prepare(self) -> None:
+        """What comes before anything is computed in this process."""
+
+    def _state(self) -> dict[str, Any]:
+        """The run's memory as JSON."""
+        return asdict(self.progress)
 
     @abstractmethod
-    def _one_step(self, step: int, *, last: bool) -> None: ...
+    def _cursor(self) -> dict[str, Any]:
+        """The stream's place."""
 
     @abstractmethod
-    def _save(self) -> None:
-        """A checkpoint of the last step done, unless there is one."""
+    def _go_back(self, before: Progress, place: Mapping[str, Any]) -> None:
+        """Undo a step that was abandoned before a weight changed."""
+
+    @abstractmethod
+    def _take(self, step: int) -> Step:
+        """Train one step. Stops may be raised as long as no weight has changed."""
+
+    @abstractmethod
+    def _look(self, step: int, row: Metrics) -> L | None:
+        """Evaluate, and add the metrics to the row; None where nothing is held out."""
+
+    @abstractmethod
+    def _publish(self, row: Metrics, looked: L) -> None:
+        """Write and show the evaluation before the first step."""
+
+    @abstractmethod
+    def _write(self, done: Step, looked: L | None) -> None:
+        """Write and show a step, and tell the callbacks."""
+
+    @abstractmethod
+    def _tensors(self) -> dict[str, dict[str, Tensor]]:
+        """For a checkpoint, by file."""

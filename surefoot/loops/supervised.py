@@ -57,7 +57,7 @@ class Imitation(Budgeted):
         passes = self._passes(examples)
         trained = sum(example.trained_tokens for example in examples)
         loss_of = nll_loss(self.scorer, tokens=trained)
-        done = descend(self.optimizer, passes, loss_of, rate=rate)
+        done = descend(self.optimizer, passes, loss_of, rate=rate, interrupt=self.interrupt)
         read = sum(example.length - 1 for example in examples)
         out: Metrics = {
             "entropy": done.sums["entropy"] / trained,
@@ -74,6 +74,7 @@ class Imitation(Budgeted):
         total = count = 0.0
         with torch.no_grad():
             for part in self._passes(self.held_out):
+                self.interrupt()
                 logp_N = self.scorer(part).logp_N
                 total -= float(logp_N.double().sum())
                 count += len(logp_N)
@@ -127,7 +128,7 @@ class Comparison(Budgeted):
         margins = [e.margin or 0.0 if isinstance(e, Pair) else 0.0 for e in examples]
         margin_P = torch.tensor(margins, dtype=torch.float64)
         loss_of = comparison_loss(self.row, self.model, batch, margin_P=margin_P)
-        done = descend(self.optimizer, passes, loss_of, rate=rate)
+        done = descend(self.optimizer, passes, loss_of, rate=rate, interrupt=self.interrupt)
         sums = done.sums
         mean = sums["reward"] / sums["answers"]
         spread = max(0.0, sums["reward_square"] / sums["answers"] - mean**2)
@@ -149,6 +150,7 @@ class Comparison(Budgeted):
         names: list[str] = []
         prompts: list[tuple[int, ...]] = []
         for start in range(0, len(self.held_out), _EVAL_BATCH):
+            self.interrupt()
             some = self.held_out[start : start + _EVAL_BATCH]
             batch = compared_answers(some)
             passes = answer_passes(batch, self.packing, after=True)

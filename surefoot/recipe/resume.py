@@ -20,7 +20,7 @@ _FREE = re.compile(
     r"optim\.tokens_per_microbatch|rollout\.urls|reward\.\d+\.(timeout|retries|price)|doctor\.action"
     r"|judge\.(budget_(calls|usd)|price_per_million_(in|out)put|timeout|deadline|concurrency"
     r"|api_key_env)"
-    r"|run\.(dir|eval_every|checkpoint_every|keep|samples|trackers|stop_without_signal"
+    r"|run\.(dir|eval_every|checkpoint_every|keep|grace|samples|trackers|stop_without_signal"
     r"|stop_at_failure_rate|allow|allow_change)"
 )
 

@@ -263,6 +263,8 @@ class Run(Section):
     """Steps between checkpoints; 0 = only at the end and when stopped."""
     keep: Annotated[Whole, Field(ge=1)] = 2
     """Checkpoints kept, newest first."""
+    grace: Annotated[float, Field(gt=0, le=86400)] = 60.0
+    """Seconds after SIGTERM, SIGUSR1 or Ctrl-C within which the run saves and ends."""
     samples: Annotated[Whole, Field(ge=1)] | Literal["all"] = 8
     """Completions of a step that samples.jsonl keeps; all, where pairs are to be made of them."""
     trackers: Annotated[tuple[Tracker, ...], BeforeValidator(_listed)] = ("tensorboard",)

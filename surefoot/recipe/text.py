@@ -29,6 +29,11 @@ _RESOLVERS = (
 )
 
 
+_DEEPEST = 50
+_LARGEST = 100_000
+"""Values that a document may hold, an alias counted as all that its anchor stands for."""
+
+
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
     table: dict[str, list[tuple[str, re.Pattern[str]]]] = {}
     for tag, pattern, first in _RESOLVERS:
@@ -40,6 +45,24 @@ def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
 
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = _resolvers()
+    _depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        self._depth += 1
+        if self._depth > _DEEPEST:
+            line = self.peek_event().start_mark.line + 1
+            raise RecipeError(
+                f"line {line}: lists and mappings are nested more than {_DEEPEST} deep"
+            )
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None and _size(node, {}) > _LARGEST:
+            raise RecipeError(f"its anchors and aliases stand for more than {_LARGEST} values")
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
@@ -53,8 +76,31 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep=deep)
 
 
+def _size(node: yaml.Node, known: dict[yaml.Node, int | None]) -> int:
+    """How many values `node` stands for; a node within itself is refused."""
+    if node in known:
+        size = known[node]
+        if size is None:
+            line = node.start_mark.line + 1
+            raise RecipeError(f"line {line}: the anchor here has an alias to itself inside it")
+        return size
+    known[node] = None
+    inner: list[yaml.Node] = []
+    if isinstance(node, yaml.MappingNode):
+        inner = [part for pair in node.value for part in pair]
+    elif isinstance(node, yaml.SequenceNode):
+        inner = node.value
+    size = known[node] = 1 + sum(_size(part, known) for part in inner)
+    return size
+
+
 def _decimal(loader: _Loader, node: yaml.ScalarNode) -> int:
-    return int(loader.construct_scalar(node), 10)
+    text = loader.construct_scalar(node)
+    try:
+        return int(text, 10)
+    except ValueError as error:
+        line = node.start_mark.line + 1
+        raise RecipeError(f"line {line}: a number of {len(text)} digits cannot be read") from error
 
 
 _Loader.add_constructor("tag:yaml.org,2002:int", _decimal)

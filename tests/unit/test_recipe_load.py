@@ -72,7 +72,7 @@ def test_the_whole_key_tree_is_known() -> None:
         "min_new_tokens stop rows ahead urls",
         "optim": "learning_rate schedule warmup_steps betas eps weight_decay max_grad_norm "
         "tokens_per_microbatch batch_size offload",
-        "run": "dir steps epochs seed eval_every checkpoint_every keep samples trackers "
+        "run": "dir steps epochs seed eval_every checkpoint_every keep grace samples trackers "
         "stop_without_signal stop_at_failure_rate allow allow_change",
         "doctor": "action",
         "judge": "base_url model api_key_env temperature max_tokens concurrency timeout deadline "
