@@ -143,8 +143,13 @@ class Stream(Generic[D]):
             "hash": self._hash,
         }
 
-    def restore(self, cursor: Mapping[str, Any]) -> None:
-        """Go to a cursor of this data; CheckpointError if it is of other data, or damaged."""
+    def restore(self, cursor: Mapping[str, Any], *, other_data: bool = False) -> None:
+        """Go to a cursor of this data; CheckpointError if it is of other data, or damaged.
+
+        `other_data`: the rows may be others. The position stays, each source is as far through its
+        rows as its namesake was (from the start if there are more or fewer sources), and what was
+        solved is forgotten.
+        """
         missing = self.cursor().keys() - cursor.keys()
         if missing:
             raise CheckpointError(
@@ -152,20 +157,23 @@ class Stream(Generic[D]):
                 "is damaged, or of another version. Resume from an older checkpoint, or start a "
                 "new run directory."
             )
-        self._check_same_data(cursor)
+        if not other_data:
+            self._check_same_data(cursor)
         counts = [int(count) for count in cursor["counts"]]
         position, passed = int(cursor["position"]), int(cursor["passed_over"])
-        sound = len(counts) == len(cursor["solved"]) == len(self._lanes)
+        sound = len(counts) == len(cursor["solved"]) == len(cursor["sizes"])
         if not sound or min(*counts, position, passed) < 0 or sum(counts) != position + passed:
             raise CheckpointError(
                 f"the stream's cursor counts {counts} do not add up to position {position} and "
                 f"{passed} passed over: the checkpoint's state is damaged. Resume from an older "
                 "checkpoint."
             )
-        for window, text in zip(self._windows, cursor["solved"], strict=True):
+        if other_data and len(counts) != len(self._lanes):
+            counts = [0] * len(self._lanes)
+        for index, window in enumerate(self._windows):
             if window is not None:
                 # A window that the recipe was allowed to add starts without counts.
-                window.restore(text or "")
+                window.restore("" if other_data else cursor["solved"][index] or "")
         self._walked = counts
         self._position = position
         self._step = int(cursor["step"])

@@ -207,6 +207,7 @@ class Learner:
                     minibatch = laid[index] = laid_again(batch, minibatch, self._packing())
                 loss, norm, value_norm = found
                 if math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value_norm):
+                    self._may_stop()
                     self.touched = True
                     if not warming:
                         self.optimizer.step(rate=rate, norm=norm)

@@ -98,8 +98,8 @@ class Saver:
     ) -> Path:
         desk = self._desk
         began = time.perf_counter()
-        desk.ledger.sync()
         try:
+            _secure(desk.ledger, step)
             path = save(
                 desk.directory, step, tensors, state, keep=self._keep, identity=desk.identity
             )
@@ -121,3 +121,14 @@ class Saver:
             f"stopped at step {step}, because no checkpoint can be written: {error}. Of "
             f"checkpoints {there}; with room on the disk the same command goes on from it"
         )
+
+
+def _secure(ledger: Ledger, step: int) -> None:
+    try:
+        ledger.secure()
+    except OSError as error:
+        raise CheckpointError(
+            f"checkpoint of step {step} could not be written, because the ledger's rows before it "
+            f"could not be ({error.strerror}); earlier checkpoints are untouched. Free space, or "
+            "name another run.dir"
+        ) from error

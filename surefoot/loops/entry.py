@@ -23,6 +23,7 @@ from surefoot.loops.assemble import Outside, outside
 from surefoot.loops.callbacks import Callback, Callbacks, EndedByCallback
 from surefoot.loops.desk import Desk
 from surefoot.loops.process import tune_allocator
+from surefoot.loops.resuming import DATA, check_identity, is_complete, resumed
 from surefoot.loops.runs import EvalResult, Run, evaluate, export
 from surefoot.loops.signals import Stopper
 from surefoot.loops.stages import run_chain
@@ -31,14 +32,14 @@ from surefoot.loops.work import Work, make_work
 from surefoot.methods.registry import spec
 from surefoot.methods.types import Row
 from surefoot.models import OBJECT, LoadedModel, adopt, given_model, save_directory
-from surefoot.recipe import Recipe, check_resume, load, to_yaml
+from surefoot.recipe import Recipe, load, to_yaml
 from surefoot.recipe.recipe import leaves
 from surefoot.recipe.references import grounded
-from surefoot.recipe.resume import Change, with_length_of
+from surefoot.recipe.resume import Change
 from surefoot.recipe.schema import DataSource
 from surefoot.recipe.stages import load_chain
 from surefoot.recipe.text import read, split_override
-from surefoot.run.checkpoint import Loaded, load_latest
+from surefoot.run.checkpoint import Loaded
 from surefoot.run.directory import RunDirectory, environment
 from surefoot.run.display import Display
 from surefoot.run.ledger import Ledger
@@ -86,10 +87,10 @@ def _run(plan: Recipe, *, given: Outside, hooks: Callbacks, stopper: Stopper) ->
     stopper.grace = plan.run.grace
     directory = RunDirectory(str(plan.run.dir)).create()
     with RunLock(directory):
-        plan, checkpoint, changes = _resumed(directory, plan)
+        plan, checkpoint, changes = resumed(directory, plan)
         plan = grounded(plan, directory.path)
         loaded = _adopted(given, plan, directory, checkpoint)
-        if checkpoint is not None and checkpoint.step >= int(plan.run.steps or 0):
+        if checkpoint is not None and is_complete(checkpoint, int(plan.run.steps or 0)):
             sys.stderr.write(f"surefoot: {directory.path} is complete at step {checkpoint.step}\n")
             if loaded is not None and "policy" in checkpoint.names:
                 load_policy(loaded.model, checkpoint)
@@ -199,27 +200,13 @@ def _adopted(
     return loaded
 
 
-def _resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None, list[Change]]:
-    """The recipe with what the run had resolved, the checkpoint to go on from, what changed."""
-    if not directory.recipe.is_file():
-        return recipe, None, []
-    old = load(directory.recipe, base_dir=recipe.base_dir, outside=("data", "reward"))
-    kept = old.optim.tokens_per_microbatch
-    if recipe.optim.tokens_per_microbatch == "auto" and kept != "auto":
-        recipe = recipe.with_auto({"optim.tokens_per_microbatch": kept})
-    recipe = with_length_of(old, recipe)
-    loaded = load_latest(directory) if directory.has_checkpoint() else None
-    changes = check_resume(old, recipe) if loaded is not None else []
-    return recipe, loaded, changes
-
-
 @dataclasses.dataclass(frozen=True)
 class _Job:
     """One process's share of a run, from its parts to the last thing written."""
 
     directory: RunDirectory
     checkpoint: Loaded | None
-    changes: Sequence[Change]
+    changes: list[Change]
     given: Outside
     hooks: Callbacks
     stopper: Stopper
@@ -240,8 +227,11 @@ class _Job:
             identity = work.identity()
             progress = Progress()
             if self.checkpoint is not None:
-                self.checkpoint.check_identity(identity)
-                progress = work.restore(self.checkpoint)
+                allowed = work.recipe.run.allow_change
+                found = check_identity(self.checkpoint, identity, allowed)
+                self.changes.extend(found)
+                other_data = any(change.key.startswith(DATA) for change in found)
+                progress = work.restore(self.checkpoint, other_data=other_data)
                 self.hooks.started(_shown(directory))
             directory.write_recipe(to_yaml(work.recipe))
             directory.write_environment(self._facts(work, identity))

@@ -7,7 +7,6 @@ Refuses to own the files (`models/export`), and finding the checkpoint (`runs`).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 
 from surefoot.errors import ModelError
+from surefoot.loops.resuming import check_identity
 from surefoot.loops.state import needed_of
 from surefoot.models import OBJECT, LoadedModel, export_directory, load_model
 from surefoot.models.card import FILE, Card, Kind, render
@@ -28,7 +28,7 @@ from surefoot.records import Prompt
 from surefoot.rollout import LocalEngine, Sampling
 from surefoot.run.checkpoint import Loaded
 from surefoot.run.directory import RunDirectory
-from surefoot.run.read import read_metrics
+from surefoot.run.read import number, read_environment, read_metrics
 
 _QUESTIONS = ("What is 7 + 5?", "Name a colour.", "Write one short sentence.")
 _TOKENS = 16
@@ -51,7 +51,7 @@ def export_checkpoint(
         )
     check_destination(destination)
     loaded = load_model(recipe, kept=directory.reference)
-    found.check_identity(needed_of(loaded))
+    check_identity(found, needed_of(loaded))
     if "reward_model" in found.names:
         return _reward_model(directory, found, recipe, loaded, destination)
     weights = found.tensors("policy")
@@ -193,16 +193,17 @@ def _evaluation(directory: RunDirectory, step: int) -> tuple[int | None, dict[st
     if not directory.metrics.is_file():
         return None, {}
     for row in reversed(read_metrics(directory.path)):
-        seen = {name: value for name, value in row.items() if name.startswith("eval/")}
-        numbers = {name: float(value) for name, value in seen.items() if value is not None}
-        if numbers and row["step"] <= step:
-            return int(row["step"]), numbers
+        names = [name for name in row if name.startswith("eval/")]
+        seen = {name: value for name in names if (value := number(row, name)) is not None}
+        if seen and row["step"] <= step:
+            return row["step"], seen
     return None, {}
 
 
 def _versions(directory: RunDirectory) -> dict[str, str]:
-    facts = json.loads(directory.environment.read_text(encoding="utf-8"))
-    return {name: facts["versions"][name] for name in _VERSIONS if facts["versions"].get(name)}
+    versions = read_environment(directory.path).get("versions")
+    known = versions if isinstance(versions, dict) else {}
+    return {name: str(known[name]) for name in _VERSIONS if known.get(name)}
 
 
 def _write_card(folder: Path, card: Card) -> None:

@@ -115,8 +115,8 @@ class OfflineWork:
             *described(self.loaded.model),
         ]
 
-    def restore(self, checkpoint: Loaded) -> Progress:
-        """Put a checkpoint back into the task and the stream."""
+    def restore(self, checkpoint: Loaded, *, other_data: bool) -> Progress:
+        """Put a checkpoint back into the task and the stream (see `Stream.restore`)."""
         task = self.task
         if isinstance(task, Comparison):
             load_weights(task.model, checkpoint, "reward_model")
@@ -125,7 +125,7 @@ class OfflineWork:
         if "optimizer" in checkpoint.names:
             task.optimizer.restore(checkpoint.tensors("optimizer"))
         progress = progress_of(checkpoint)
-        self.examples.stream.restore(progress.cursor)
+        self.examples.stream.restore(progress.cursor, other_data=other_data)
         task.limit(progress.budget)
         return progress
 

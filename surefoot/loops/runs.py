@@ -6,7 +6,6 @@ Refuses to own training (`entry`) and the layout of the directory (`run/`).
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,18 +14,27 @@ from typing import Any, Self
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from surefoot.errors import CheckpointError, RunDirectoryError
+from surefoot.errors import CheckpointError, RecipeError, RunDirectoryError
 from surefoot.loops.assemble import Outside, Parts, assemble, outside
 from surefoot.loops.evaluate import evaluate as look
 from surefoot.loops.export import export_checkpoint
+from surefoot.loops.resuming import check_identity
 from surefoot.loops.state import load_policy, needed_of
+from surefoot.methods import Method
 from surefoot.models import LoadedModel, load_model
 from surefoot.recipe import Recipe, load
 from surefoot.recipe.references import grounded
 from surefoot.run.checkpoint import Loaded, load_latest, load_step
 from surefoot.run.directory import RunDirectory
 from surefoot.run.display import summary_table
-from surefoot.run.read import Evaluation, RunSummary, read_metrics, read_samples, summary
+from surefoot.run.read import (
+    Evaluation,
+    RunSummary,
+    read_environment,
+    read_metrics,
+    read_samples,
+    summary,
+)
 
 
 @dataclass(frozen=True)
@@ -117,7 +125,7 @@ class Run:
     def evaluate(self) -> EvalResult:
         """Answer the held-out prompts with the policy, greedily, and score them."""
         directory = existing(self.path)
-        recipe = saved_recipe(directory, given=self._given)
+        recipe = _answering(saved_recipe(directory, given=self._given), str(self.path))
         found = checkpoint_of(directory, None)
         parts = assemble(recipe, self._given, interrupt=_never, loaded=self._model())
         return EvalResult(str(self.path), _looked(parts, found.step, str(self.path)))
@@ -135,7 +143,7 @@ class Run:
             checkpoint = checkpoint_of(directory, None)
             recipe = saved_recipe(directory, given=self._given, reads_only_model=True)
             loaded = load_model(recipe, kept=directory.reference)
-            checkpoint.check_identity(needed_of(loaded))
+            check_identity(checkpoint, needed_of(loaded))
             load_policy(loaded.model, checkpoint)
             self._loaded = loaded
         return self._loaded
@@ -147,13 +155,14 @@ def evaluate(
     """Evaluate a run's checkpoint (default the newest), or a recipe's untrained model."""
     place = Path(target)
     if not place.is_dir():
-        parts = assemble(load(target, overrides), Outside(), interrupt=_never)
+        recipe = _answering(load(target, overrides), target)
+        parts = assemble(recipe, Outside(), interrupt=_never)
         return EvalResult(target, _looked(parts, 0, target))
     directory = existing(place)
     if directory.path != place:
         target = str(directory.path)
     found = checkpoint_of(directory, checkpoint)
-    recipe = saved_recipe(directory, overrides)
+    recipe = _answering(saved_recipe(directory, overrides), target)
     parts = assemble(recipe, Outside(), interrupt=_never, kept=directory.reference)
     return EvalResult(target, _looked(parts, found.step, target, found))
 
@@ -178,11 +187,23 @@ def export_whole(run: Path | str, dest: Path | str, checkpoint: int) -> Path:
     return export(run, dest, checkpoint, merge=recipe.model.lora is not None)
 
 
+def _answering(recipe: Recipe, target: str) -> Recipe:
+    """`recipe`, if its method samples answers that can be scored."""
+    if not isinstance(recipe.method, Method):
+        raise RecipeError(
+            f"{target}: {recipe.method.name} learns from given answers, and only training looks at "
+            "its held-out rows: set run.eval_every, and read eval/ in metrics.jsonl. To score what "
+            "its model answers, export it, and name it as model.path in a recipe of a method that "
+            "samples, such as rloo"
+        )
+    return recipe
+
+
 def _looked(parts: Parts, step: int, target: str, found: Loaded | None = None) -> Evaluation:
     """Evaluate with the weights in memory, or with those of the checkpoint `found`."""
     try:
         if found is not None:
-            found.check_identity(needed_of(parts.loaded))
+            check_identity(found, needed_of(parts.loaded))
             load_policy(parts.loaded.model, found)
         if not parts.data.eval_prompts:
             raise RunDirectoryError(
@@ -241,21 +262,23 @@ def saved_recipe(
     recipe = load(
         directory.recipe,
         overrides,
-        base_dir=directory.path / str(facts["base_dir"]),
+        base_dir=directory.path / facts["base_dir"],
         outside=("data", "reward") if reads_only_model else given.sections,
     )
     return grounded(recipe, directory.path)
 
 
 def _facts(directory: RunDirectory) -> dict[str, Any]:
-    try:
-        facts = json.loads(directory.environment.read_text(encoding="utf-8"))
-        return {"base_dir": facts["base_dir"], "passed": facts.get("passed", {})}
-    except (OSError, ValueError, KeyError) as error:
+    facts = read_environment(directory.path)
+    passed = facts.get("passed", {})
+    whole = isinstance(facts.get("base_dir"), str) and isinstance(passed, dict)
+    names = passed.get("rewards", []) if whole else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RunDirectoryError(
-            f"{directory.environment}: cannot be read ({error}); this is no run directory, or it "
-            "is damaged"
-        ) from error
+            f"{directory.environment}: is damaged: `base_dir` and `passed` do not say what a run "
+            "writes there; restore a copy"
+        )
+    return {"base_dir": facts["base_dir"], "passed": passed}
 
 
 def _check_given(directory: RunDirectory, facts: Mapping[str, Any], given: Outside) -> None:

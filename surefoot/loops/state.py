@@ -81,12 +81,17 @@ def needed_of(model: LoadedModel) -> dict[str, str]:
     """As much of `identity_of` as reading weights needs: whole weights replace those of any base,
     and an adapter says nothing without its own."""
     own = identity_of(model)
-    return {name: own[name] for name in ("template", BENEATH) if name in own}
+    return {name: own[name] for name in ("tokenizer", "template", BENEATH) if name in own}
 
 
 def identity_of(model: LoadedModel) -> dict[str, str]:
     """What a checkpoint says of the model that it belongs to."""
-    own = {"model": model.hash, "template": model.template.identity}
+    template = model.template
+    own = {
+        "model": model.hash,
+        "tokenizer": template.tokenizer_identity,
+        "template": template.identity,
+    }
     return own if model.beneath is None else {**own, BENEATH: model.beneath}
 
 
@@ -100,6 +105,7 @@ def restore(
     learner: Learner,
     stream: Stream,
     *,
+    other_data: bool = False,
     make_critic: Callable[[], Critic] | None = None,
 ) -> Progress:
     """Put a verified checkpoint back into a freshly assembled learner and stream.
@@ -117,7 +123,7 @@ def restore(
     if "optimizer" in loaded.names:
         learner.optimizer.restore(loaded.tensors("optimizer"))
     progress = progress_of(loaded)
-    stream.restore(progress.cursor)
+    stream.restore(progress.cursor, other_data=other_data)
     return progress
 
 

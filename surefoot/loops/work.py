@@ -56,7 +56,7 @@ class Work(Protocol):
 
     def identity(self) -> dict[str, str]: ...
     def opening(self) -> list[str]: ...
-    def restore(self, checkpoint: Loaded) -> Progress: ...
+    def restore(self, checkpoint: Loaded, *, other_data: bool) -> Progress: ...
     def loop(self, desk: Desk, progress: Progress, stopper: Stopper) -> Loop: ...
     def close(self) -> None: ...
 
@@ -144,13 +144,14 @@ class OnlineWork:
             *(reward.note for reward in self.parts.grader.rewards if reward.note),
         ]
 
-    def restore(self, checkpoint: Loaded) -> Progress:
-        """Put a checkpoint back into the learner and the stream."""
+    def restore(self, checkpoint: Loaded, *, other_data: bool) -> Progress:
+        """Put a checkpoint back into the learner and the stream (see `Stream.restore`)."""
         parts = self.parts
         progress = restore(
             checkpoint,
             self.learner,
             parts.data.stream,
+            other_data=other_data,
             make_critic=critic_maker(parts.recipe, parts.row, parts.loaded, self.learner.scorer),
         )
         self.learner.limit(progress.budget)

@@ -96,7 +96,7 @@ def wrap_model(model: PreTrainedModel, template: PromptTemplate, *, source: str)
             f"model.path: {source} names no end-of-sequence id in its config, generation config, "
             "tokenizer or template; add eos_token_id to its generation_config.json"
         )
-    return LoadedModel(model, template, ends, source, identity(model, template))
+    return LoadedModel(model, template, ends, source, identity(model))
 
 
 def as_asked(loaded: LoadedModel, recipe: Recipe) -> LoadedModel:
@@ -116,13 +116,12 @@ def _joined(*hashes: str) -> str:
     return hashlib.sha256("/".join(hashes).encode()).hexdigest()
 
 
-def identity(model: PreTrainedModel, template: PromptTemplate) -> str:
-    """sha256 of every parameter's bytes, the config and the template: the same model, or not."""
+def identity(model: PreTrainedModel) -> str:
+    """sha256 of every parameter's bytes and the config: the same model, or not."""
     digest = hashlib.sha256()
     config = {k: v for k, v in model.config.to_dict().items() if not k.startswith("_")}
     config.pop("transformers_version", None)
     digest.update(json.dumps(config, sort_keys=True, default=str).encode())
-    digest.update(template.identity.encode())
     for name, parameter in model.named_parameters():
         digest.update(name.encode())
         flat = parameter.detach().contiguous().view(torch.uint8).reshape(-1)

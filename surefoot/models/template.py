@@ -6,7 +6,9 @@ Refuses to own which rows are kept and what a completion is worth.
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +51,22 @@ class PromptTemplate:
         if not self.has_template:
             return "none"
         return hashlib.sha256(str(self.tokenizer.chat_template).encode()).hexdigest()
+
+    @functools.cached_property
+    def tokenizer_identity(self) -> str:
+        """sha256 of what turns text into ids: vocabulary, merges, splitting, control tokens."""
+        tokenizer = self.tokenizer
+        facts: dict[str, Any] = {
+            "vocabulary": sorted(tokenizer.get_vocab().items()),
+            "added": [
+                [id, str(token), token.special]
+                for id, token in sorted(tokenizer.added_tokens_decoder.items())
+            ],
+        }
+        if tokenizer.is_fast:
+            core = json.loads(tokenizer.backend_tokenizer.to_str())
+            facts |= {name: core.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
+        return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def encode(self, messages: Messages | str) -> tuple[int, ...]:
         """Ids of a prompt: messages with the generation prompt added, or text as it is."""

@@ -90,19 +90,17 @@ class Loaded:
             )
         return safetensors.torch.load_file(self.path / f"{name}{manifest.TENSORS}")
 
-    def check_identity(self, expected: Mapping[str, Any]) -> None:
-        """Raise CheckpointError naming each key of `expected` that this checkpoint contradicts."""
+    def differences(self, expected: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+        """Each key of `expected` that this checkpoint contradicts: what it says, what is expected.
+
+        A key that it does not know is no contradiction.
+        """
         plain = manifest.parse(manifest.dump(expected, "identity"))
-        wrong = [
-            f"{key} was {self.identity[key]!r} and is now {value!r}"
+        return {
+            key: (self.identity[key], value)
             for key, value in plain.items()
             if key in self.identity and self.identity[key] != value
-        ]
-        if wrong:
-            raise CheckpointError(
-                f"checkpoint {self.path.name} belongs to another run: {'; '.join(wrong)}. "
-                "Name a new run.dir, or restore what changed"
-            )
+        }
 
 
 # -- writing ---------------------------------------------------------------------------------------

@@ -1,15 +1,17 @@
 """The rows that a run writes: metrics, groups, samples and events, as append-only JSONL.
 
-Owns the writers, the cut back to a checkpoint on resume, and staying alive when the disk does not.
-Refuses to own what a row says, and never stops a run: a row that cannot be written waits in memory.
+Owns the writers, the cut back to a checkpoint on resume, and staying alive when the disk does not:
+a row that cannot be written waits in memory, and a checkpoint is not saved without it.
+Refuses to own what a row says, and never stops a run.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -18,10 +20,18 @@ from typing import Any
 
 from surefoot import draws
 from surefoot.run.directory import RunDirectory
-from surefoot.run.files import atomic_write_bytes, fsync_directory, json_line, parse_line
+from surefoot.run.files import (
+    atomic_write_bytes,
+    atomic_write_json,
+    fsync_directory,
+    json_line,
+    parse_line,
+)
 
 _log = logging.getLogger(__name__)
 _WAITING_LIMIT = 100_000  # lines per file that wait in memory while the disk refuses
+_WAITING = "waiting.json"
+"""In a run directory: rows that their own files refused when the newest checkpoint was saved."""
 
 
 class Ledger:
@@ -51,6 +61,8 @@ class Ledger:
         self._metrics, self._groups, self._samples = (_Lines(path) for path in tables)
         self._events = _Lines(directory.events)
         self._files = (self._metrics, self._groups, self._samples, self._events)
+        self._aside = directory.path / _WAITING
+        self._take_back(last)
         if resume_step is not None:
             self.event("resumed", f"resumed after step {resume_step}", {"cut_rows": cut})
         elif any(cut.values()):
@@ -83,17 +95,40 @@ class Ledger:
         self._flush()
 
     def sync(self) -> None:
-        """Force everything written so far onto the disk; called before a checkpoint is saved."""
+        """Force everything written so far onto the disk."""
         self._flush()
         for file in self._files:
             file.sync()
         with contextlib.suppress(OSError):
             fsync_directory(self._metrics.path.parent)
+            if not self.waiting:
+                self._aside.unlink(missing_ok=True)
 
-    def close(self) -> None:
-        """Sync and close; what still waits in memory is lost, and the log says so."""
+    def secure(self) -> None:
+        """`sync` before a checkpoint is saved: a run that goes on from there has every row so far.
+
+        Rows that wait in memory are put aside, for a process that comes after a kill. Raises
+        OSError when the disk refuses that too.
+        """
         self.sync()
         if self.waiting:
+            lines = {
+                file.path.name: [line.decode() for line in file.waiting] for file in self._files
+            }
+            atomic_write_json(self._aside, lines)
+
+    def close(self) -> None:
+        """Secure and close; the log says where rows are that still wait, or that they are lost."""
+        try:
+            self.secure()
+            if self.waiting:
+                _log.warning(
+                    "%d ledger rows were refused by the disk; they are in %s, and the next process "
+                    "of the run puts them back",
+                    self.waiting,
+                    self._aside,
+                )
+        except OSError:
             _log.warning("%d ledger rows were never written: the disk refused", self.waiting)
         for file in self._files:
             file.close()
@@ -108,6 +143,18 @@ class Ledger:
             return rows
         order = draws.permutation(self._seed, "samples", len(rows), step)
         return [rows[place] for place in sorted(order[: self._samples_per_step].tolist())]
+
+    def _take_back(self, last_step: int) -> None:
+        """What an earlier process put aside, unless it was written since or is done again."""
+        try:
+            aside = json.loads(self._aside.read_bytes())
+        except FileNotFoundError:
+            return
+        for file in self._files:
+            lines = [line.encode() for line in aside[file.path.name]]
+            if file is not self._events:
+                lines = [line for line in lines if _stays(line, last_step)]
+            file.take_back(lines)
 
     def _put_event(self, kind: str, message: str, fields: Mapping[str, Any]) -> None:
         row = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "kind": kind}
@@ -173,6 +220,22 @@ class _Lines:
         while len(self.waiting) > _WAITING_LIMIT:
             self.waiting.popleft()
             self._lost += 1
+
+    def take_back(self, lines: list[bytes]) -> None:
+        """Put lines that an earlier process could not write, as far as they are not there."""
+        left, found = Counter(lines), 0
+        if lines and self.path.exists():
+            with open(self.path, "rb") as file:
+                for line in file:
+                    if left[line] > 0:
+                        left[line] -= 1
+                        found += 1
+        # Lines are written in order, so those that are there are the first ones.
+        if found < len(lines):
+            self.put(lines[found:])
+            self.trouble = "an earlier process was refused"
+            first = parse_line(self.waiting[0])
+            self._first_bad = None if first is None else first["step"]
 
     def flush(self, step: int | None) -> _Gap | None:
         """Try to write what waits; returns the gap that ended if earlier tries had failed."""

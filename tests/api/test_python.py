@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from support.offline import make_offline_recipe
 from support.tiny import make_model, make_tokenizer
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
@@ -21,6 +23,7 @@ from surefoot.errors import (
     RunDirectoryError,
     StoppedOnFinding,
 )
+from surefoot.loops.entry import evaluate
 from surefoot.methods import Clip, GroupMean, Ratio
 from surefoot.methods.custom import Custom
 from surefoot.run.checkpoint import load_latest
@@ -425,7 +428,7 @@ def test_a_changed_function_is_refused_on_resume_by_name(tiny_model: Path, tmp_p
     objects: Any = {"rewards": [capitals], "data": ROWS, "model": str(tiny_model)}
     surefoot.train(given, **objects)
     maths.write_text(MATHS.replace("- shift", "+ shift"), encoding="utf-8")
-    with pytest.raises(CheckpointError, match=r"method\.baseline: .*maths\.py:centred was '\w+'"):
+    with pytest.raises(CheckpointError, match=r"method\.baseline: .*maths\.py:centred was \w+ and"):
         surefoot.train(given, ["run.steps=3"], **objects)
     maths.write_text(MATHS, encoding="utf-8")
     assert surefoot.train(given, ["run.steps=3"], **objects).metrics[-1]["step"] == 3
@@ -464,3 +467,19 @@ def test_a_run_is_opened_with_what_was_passed(tiny_model: Path, tmp_path: Path) 
         surefoot.Run.open(run.path, rewards=[capitals]).evaluate()
     with pytest.raises(RunDirectoryError, match="no run directory"):
         surefoot.Run.open(tmp_path)
+
+
+@pytest.mark.parametrize("rows", ["pairs", "demonstrations"])
+def test_what_learns_from_given_answers_is_not_asked_for_its_own(
+    rows: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    method = {"pairs": "dpo", "demonstrations": "sft"}[rows]
+    recipe = make_offline_recipe(
+        tmp_path, tiny_model, method={"name": method}, rows=rows, run__steps=1, run__eval_every=1
+    )
+    run = surefoot.train(recipe)
+    for look in (run.evaluate, partial(evaluate, str(run.path)), partial(evaluate, str(recipe))):
+        with pytest.raises(
+            RecipeError, match=rf"{method} learns from given answers.*run\.eval_every"
+        ):
+            look()

@@ -152,9 +152,8 @@ def test_state_comes_back_exactly(directory: RunDirectory) -> None:
     assert back.state == state
     assert [math.copysign(1, number) for number in back.state["floats"][4:5]] == [-1.0]
     assert back.state["flag"] is True
-    back.check_identity({"lr": 0.1, "new key": 1})
-    with pytest.raises(CheckpointError, match=r"lr was 0\.1 and is now 0\.2"):
-        back.check_identity({"lr": 0.2})
+    assert back.differences({"lr": 0.1, "new key": 1}) == {}
+    assert back.differences({"lr": 0.2}) == {"lr": (0.1, 0.2)}
 
 
 @pytest.mark.parametrize(

@@ -233,17 +233,36 @@ def test_control_tokens_in_data_are_seen(text: str, literal: bool) -> None:
     assert made.tokenizer(END)["input_ids"] == [2]
 
 
-def test_identity_knows_a_weight_a_config_and_a_template() -> None:
+def test_identity_knows_a_weight_and_a_config() -> None:
     model, other = make_model(), make_model()
-    assert identity(model, template()) == identity(other, template())
+    assert identity(model) == identity(other)
     with torch.no_grad():
         next(other.parameters())[3, 4] += 1e-3
-    assert identity(model, template()) != identity(other, template())
-    assert identity(model, template()) != identity(model, template(how="none"))
+    assert identity(model) != identity(other)
     third = make_model()
     third.config.rms_norm_eps = 1e-3
-    assert identity(model, template()) != identity(third, template())
-    assert identity(make_model(dtype=torch.bfloat16), template()) != identity(model, template())
+    assert identity(model) != identity(third)
+    assert identity(make_model(dtype=torch.bfloat16)) != identity(model)
+
+
+def test_template_and_tokenizer_have_identities_of_their_own(tmp_path: Path) -> None:
+    made = template()
+    assert made.identity == template().identity != template(how="none").identity
+    assert made.tokenizer_identity == template(how="none").tokenizer_identity
+    made.tokenizer.save_pretrained(tmp_path)
+    core = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+
+    def read() -> str:
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+        return PromptTemplate(tokenizer, template="auto", max_context=9).tokenizer_identity
+
+    # What a caller last asked for is no part of it.
+    made.tokenizer("abc", padding="max_length", max_length=9, truncation=True)
+    assert template().tokenizer_identity == made.tokenizer_identity == read()
+    words = core["model"]["vocab"]
+    words["~"], words["}"] = words["}"], words["~"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(core), encoding="utf-8")
+    assert read() != made.tokenizer_identity
 
 
 def test_loading_twice_gives_the_same_hash(tiny_model: Path, tmp_path: Path) -> None:
