@@ -18,6 +18,7 @@ from surefoot import draws
 from surefoot.errors import ModelError
 from surefoot.learner.layouts import NAMES, Bundle, Name, build
 from surefoot.learner.scorer import Scorer
+from surefoot.models.memory import out_of_memory
 from surefoot.models.recompute import recomputes
 
 _TOLERANCE = 1e-4
@@ -105,6 +106,12 @@ def _compared(
     try:
         logp, grad = _through(scorer, name, bundle)
     except (ValueError, TypeError, RuntimeError, IndexError) as error:
+        if out_of_memory(error):
+            raise ModelError(
+                "model.path: memory runs out at the model's first test, on "
+                f"{_PROMPT + sum(_LENGTHS)} tokens; take a smaller model or a machine with more "
+                "memory"
+            ) from error
         # Some models cannot take a 4-D mask or explicit positions at all.
         return f"fails: {str(error).splitlines()[0]}"
     error_size = max(_distance(logp, want_logp), _distance(grad, want_grad))

@@ -16,7 +16,7 @@ from surefoot.data import LOOK_AGAIN_AFTER, Stream
 from surefoot.errors import StoppedOnFinding
 from surefoot.methods import Method
 from surefoot.objective.selection import informative
-from surefoot.records import Group, Prompt, ScoreStatus
+from surefoot.records import Group, Prompt, Score, ScoreStatus, StopReason
 from surefoot.reward import Grader
 from surefoot.rollout import Engine
 
@@ -34,6 +34,8 @@ class Gathered:
     reward_seconds: float
     tokens: int
     """Tokens sampled, in kept and rejected groups."""
+    stale: int
+    """Completions that the engine sampled under other weights than those of the step."""
 
 
 def draw_prompts(stream: Stream, count: int, quarantined: set[str], *, step: int) -> list[Prompt]:
@@ -63,6 +65,7 @@ def gather(
     step: int,
     stream: Stream,
     engine: Engine,
+    version: int,
     grader: Grader,
     prompts: int,
     quarantined: set[str],
@@ -83,15 +86,18 @@ def gather(
         asked = draw_prompts(stream, prompts - len(kept), quarantined, step=step)
         began = time.perf_counter()
         groups = engine.sample(asked, row.group_size, purpose="rollout")
+        groups = [without_stale(group, version) for group in groups]
         pending = grader.submit(groups, same_step=rounds > 1)
         extra = []
         if row.greedy_sample:  # while the others are scored
             extra = engine.sample(asked, 1, purpose="rollout/greedy", greedy=True)
+            extra = [without_stale(group, version) for group in extra]
         sampled = time.perf_counter()
         interrupt()
-        scored = grader.collect(pending)
+        scored = [without_failed(group) for group in grader.collect(pending)]
         if extra:
-            scored = _with_greedy(scored, grader.score(extra, counted=False))
+            greedy = [without_failed(group) for group in grader.score(extra, counted=False)]
+            scored = _with_greedy(scored, greedy)
         grader.stop_if_broken()
         interrupt()
         rollout += sampled - began
@@ -99,9 +105,39 @@ def gather(
         quarantined.update(g.prompt.id for g in scored if unscorable(g))
         seen.extend(scored)
         kept.extend(g for g in scored if row.keep.kind == "all" or is_informative(g))
-    tokens = sum(len(c.ids) for group in seen for c in group.completions)
+    every = [completion for group in seen for completion in group.completions]
+    tokens = sum(len(completion.ids) for completion in every)
     tokens += sum(len(group.greedy.ids) for group in seen if group.greedy is not None)
-    return Gathered(tuple(kept), tuple(seen), rounds, rollout, reward, tokens)
+    stale = sum(completion.version != version for completion in every)
+    return Gathered(tuple(kept), tuple(seen), rounds, rollout, reward, tokens, stale)
+
+
+def without_stale(group: Group, version: int) -> Group:
+    """Completions of other weights than `version` as failed ones: they are never trained on."""
+    if all(completion.version == version for completion in group.completions):
+        return group
+    said = f"sampled under version {{}} of the weights, not {version}"
+    completions = tuple(
+        c
+        if c.version == version
+        else replace(c, stop=StopReason.ERROR, detail=said.format(c.version))
+        for c in group.completions
+    )
+    return replace(group, completions=completions)
+
+
+def without_failed(group: Group) -> Group:
+    """What an engine failed to sample has no score, whatever a reward says of its remains."""
+    assert group.scores is not None
+    if all(completion.stop is not StopReason.ERROR for completion in group.completions):
+        return group
+    scores = tuple(
+        Score(ScoreStatus.INFRA_ERROR, None, dict.fromkeys(score.parts), completion.detail)
+        if completion.stop is StopReason.ERROR
+        else score
+        for completion, score in zip(group.completions, group.scores, strict=True)
+    )
+    return group.scored(scores)
 
 
 def _with_greedy(groups: Sequence[Group], greedy: Sequence[Group]) -> list[Group]:

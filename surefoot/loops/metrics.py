@@ -41,6 +41,8 @@ def rollout_metrics(gathered: Gathered, *, prompts: int) -> Metrics:
     if greedy:
         out["reward/greedy_missing"] = len(greedy) - len(known)
     out.update(_completions(gathered.seen))
+    if gathered.stale:
+        out["completions/stale"] = gathered.stale
     out["groups/asked"] = len(gathered.seen)
     out["groups/kept"] = len(gathered.groups)
     out["groups/rounds"] = gathered.rounds

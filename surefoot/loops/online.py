@@ -23,6 +23,8 @@ from surefoot.loops.stepping import Step, StepLoop
 from surefoot.records import ScoreStatus, StopReason
 from surefoot.run.rows import eval_row, sample_rows, train_row
 
+STALE_LIMIT = 3
+"""Steps in a row with completions of other weights after which the run stops."""
 _SHOWN = 3
 
 
@@ -73,6 +75,7 @@ class OnlineLoop(StepLoop[Evaluated]):
         looked = evaluate(
             self.parts.engine, self.parts.grader, self.parts.data.eval_prompts, step=step
         )
+        self.stepper.hear_engine()
         row.update(looked.evaluation.metrics())
         return looked
 
@@ -117,6 +120,21 @@ class OnlineLoop(StepLoop[Evaluated]):
                 f"{_said(row.get('reward'))}, and no completion had an advantage. Take easier or "
                 "harder prompts, a larger method.group_size or another reward; for a control run "
                 "set run.stop_without_signal to never"
+            )
+        apart = abs(float(row.get("mismatch/kl_k1") or 0.0))
+        if run.stop_at_mismatch != "never" and apart >= run.stop_at_mismatch:
+            return (
+                f"the engine's log-probabilities and the trainer's are {apart:.3g} nats a token "
+                "apart at what should be the same weights: the engine samples under stale or "
+                "other weights, another temperature, or cuts the distribution. See that its "
+                "weights are reloaded, or set run.stop_at_mismatch"
+            )
+        if taken.gathered.stale and self.progress.stale >= STALE_LIMIT:
+            return (
+                f"the engine sampled under other weights than those of the step "
+                f"{self.progress.stale} steps in a row, this time {taken.gathered.stale} "
+                f"completions ({_first_stale(taken)}); they are not trained on. See that the "
+                "engine's weights are reloaded after every update"
             )
         failures = row.get("reward_failures") or 0
         total = sum(len(group.completions) for group in taken.gathered.seen)
@@ -178,6 +196,16 @@ def _first_failure(taken: Taken) -> str:
             if score.status is ScoreStatus.INFRA_ERROR and not engine:
                 return f"{group.prompt.id} ({score.detail})"
     return "(none)"
+
+
+def _first_stale(taken: Taken) -> str:
+    details = [
+        completion.detail
+        for group in taken.gathered.seen
+        for completion in group.completions
+        if completion.stop is StopReason.ERROR and completion.detail
+    ]
+    return details[0] if details else "(none)"
 
 
 def _eval_rows(looked: Evaluated) -> list[dict[str, object]]:

@@ -37,6 +37,8 @@ class Progress:
     """Steps in a row without any signal."""
     nonfinite: int = 0
     """Optimizer steps in a row refused because of a non-finite loss or gradient."""
+    stale: int = 0
+    """Steps in a row in which the engine sampled under other weights than the step's."""
     kl_coef: float | None = None
     """The KL coefficient of the next step, where a controller moves it."""
     warmed: int = 0

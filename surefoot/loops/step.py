@@ -98,11 +98,14 @@ class Stepper:
             step=step,
             stream=parts.data.stream,
             engine=parts.engine,
+            version=step - 1,
             grader=parts.grader,
             prompts=parts.recipe.rollout.prompts_per_step,
             quarantined=quarantined,
             interrupt=self.stopper.check,
         )
+        self.hear_engine()
+        progress.stale = progress.stale + 1 if gathered.stale else 0
         out = names.rollout_metrics(gathered, prompts=parts.recipe.rollout.prompts_per_step)
         out.update(names.part_metrics(parts.grader.counts()))
         out["time/sync"] = synced - began
@@ -134,6 +137,11 @@ class Stepper:
             taken = Taken(gathered, None, None, out)
         parts.data.stream.observe(solved_counts(gathered.seen, part=parts.grader.rewards[0].name))
         return taken
+
+    def hear_engine(self) -> None:
+        """Write down what the engine overcame."""
+        for told in self.parts.engine.troubles():
+            self.desk.tell("engine", told)
 
     def _learn(
         self, step: int, batch: Batch, standing: Standing, progress: Progress, out: names.Metrics

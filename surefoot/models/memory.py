@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import torch
 
+_WORDS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+"""What the CPU's allocator, the driver and cuBLAS say; torch gives these no class of their own."""
+
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether torch, on a CPU or a GPU, could not get the memory that it asked for."""
-    return isinstance(
-        error, MemoryError | torch.OutOfMemoryError
-    ) or "can't allocate memory" in str(error)
+    known = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return known or any(words in str(error) for words in _WORDS)
 
 
 def too_small(budget: int) -> str:

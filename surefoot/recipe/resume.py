@@ -21,7 +21,7 @@ _FREE = re.compile(
     r"|judge\.(budget_(calls|usd)|price_per_million_(in|out)put|timeout|deadline|concurrency"
     r"|api_key_env)"
     r"|run\.(dir|eval_every|checkpoint_every|keep|grace|samples|trackers|stop_without_signal"
-    r"|stop_at_failure_rate|allow|allow_change)"
+    r"|stop_at_failure_rate|stop_at_mismatch|allow|allow_change)"
 )
 
 

@@ -47,6 +47,9 @@ class Engine(Protocol):
         likely token; its log-probabilities are those of the sampling distribution.
         """
 
+    def troubles(self) -> list[str]:
+        """What went wrong and was overcome since the last call, for the ledger's events."""
+
 
 Interrupt = Callable[[], None]
 """Called between tokens; raises to abandon the rollout."""

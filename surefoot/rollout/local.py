@@ -20,7 +20,9 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.cache_utils import Cache
 
 from surefoot import draws
+from surefoot.errors import StoppedOnFinding
 from surefoot.models.lora import has_adapter, merged_copy, moving_weights
+from surefoot.models.memory import out_of_memory
 from surefoot.records import Completion, Group, Prompt, StopReason
 from surefoot.rollout.cache import cache_argument, join, new_cache, select
 from surefoot.rollout.decoder import find_decoder
@@ -77,6 +79,7 @@ class LocalEngine:
         self.seed = seed
         self.interrupt = interrupt
         self.version = 0
+        self._troubles: list[str] = []
         self.stops = StopRule(tokenizer, stop_ids, settings.stop)
         self._own_copy = model.dtype != dtype or has_adapter(model)
         self.model = _copy(model, dtype) if self._own_copy else model
@@ -104,9 +107,55 @@ class LocalEngine:
         purpose: str,
         greedy: bool = False,
     ) -> list[Group]:
-        """See `Engine.sample`."""
-        waiting = deque((p, g) for p in range(len(prompts)) for g in range(group_size))
+        """See `Engine.sample`. After running out of memory, fewer rows are decoded at once.
+
+        Raises StoppedOnFinding when one alone does not fit.
+        """
         done: dict[tuple[int, int], Completion] = {}
+        asked = [(p, g) for p in range(len(prompts)) for g in range(group_size)]
+        while True:
+            left = [place for place in asked if place not in done]
+            try:
+                self._decode(left, prompts, done, purpose, greedy=greedy)
+                break
+            except (MemoryError, RuntimeError) as error:
+                if not out_of_memory(error):
+                    raise
+            # Outside the handler, whose traceback holds the caches.
+            self._halve(min(self.rows, len(left)))
+        return [
+            Group(prompt, tuple(done[p, g] for g in range(group_size)))
+            for p, prompt in enumerate(prompts)
+        ]
+
+    def troubles(self) -> list[str]:
+        """See `Engine.troubles`."""
+        told, self._troubles = self._troubles, []
+        return told
+
+    def _halve(self, rows: int) -> None:
+        if rows <= 1:
+            raise StoppedOnFinding(
+                "sampling ran out of memory with one completion at a time; lower "
+                "rollout.max_new_tokens or the length of the prompts, take a smaller model or a "
+                "machine with more memory"
+            )
+        self.rows = rows // 2
+        self._troubles.append(
+            f"sampling ran out of memory with {rows} completions at a time; {self.rows} from now on"
+        )
+
+    def _decode(
+        self,
+        places: Sequence[tuple[int, int]],
+        prompts: Sequence[Prompt],
+        done: dict[tuple[int, int], Completion],
+        purpose: str,
+        *,
+        greedy: bool,
+    ) -> None:
+        """Sample the completions (prompt, sample) at `places` into `done`."""
+        waiting = deque(places)
         state: _State | None = None
         while waiting or state is not None:
             self.interrupt()
@@ -120,10 +169,6 @@ class LocalEngine:
             state = self._keep(state, finished)
             if state is not None:
                 self._advance(state)
-        return [
-            Group(prompt, tuple(done[p, g] for g in range(group_size)))
-            for p, prompt in enumerate(prompts)
-        ]
 
     def _enter(
         self, state: _State | None, fresh: Sequence[tuple[int, int]], prompts: Sequence[Prompt]

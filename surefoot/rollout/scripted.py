@@ -66,3 +66,7 @@ class ScriptedEngine:
             )
             groups.append(Group(prompt, completions))
         return groups
+
+    def troubles(self) -> list[str]:
+        """A script has none."""
+        return []

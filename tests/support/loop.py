@@ -146,6 +146,8 @@ def make_loop(
                 "steps": steps,
                 "checkpoint_every": 0,
                 "trackers": [],
+                # What a script says is no sample of the model.
+                "stop_at_mismatch": "never",
                 **(settings or {}),
             },
         },

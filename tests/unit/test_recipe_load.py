@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +74,7 @@ def test_the_whole_key_tree_is_known() -> None:
         "optim": "learning_rate schedule warmup_steps betas eps weight_decay max_grad_norm "
         "tokens_per_microbatch batch_size offload",
         "run": "dir steps epochs seed eval_every checkpoint_every keep grace samples trackers "
-        "stop_without_signal stop_at_failure_rate allow allow_change",
+        "stop_without_signal stop_at_failure_rate stop_at_mismatch allow allow_change",
         "doctor": "action",
         "judge": "base_url model api_key_env temperature max_tokens concurrency timeout deadline "
         "price_per_million_input price_per_million_output budget_calls budget_usd",
@@ -518,3 +519,29 @@ def test_later_features_are_refused_by_name(sections: dict[str, Any], key: str) 
     with pytest.raises(NotBuiltError) as caught:
         load(minimal(**sections))
     assert key in str(caught.value)
+
+
+# -- text that would never end ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("method: " + "[" * 5000, "line 1: lists and mappings are nested more than 50 deep"),
+        ("data: d\nmethod: " + "{a: " * 500, "line 2: lists and mappings are nested more than 50"),
+        ("a: 1\nmodel: &m {path: x, system: *m}", "line 2: the anchor here has an alias to itself"),
+        ("run: {steps: " + "9" * 5000 + "}", "line 1: a number of 5000 digits cannot be read"),
+    ],
+    ids=["lists", "mappings", "within itself", "digits"],
+)
+def test_yaml_without_end_is_refused_by_its_line(text: str, message: str, tmp_path: Path) -> None:
+    assert message in refused(write(tmp_path / "r.yaml", text))
+
+
+def test_aliases_that_multiply_are_refused_before_they_are_laid_out(tmp_path: Path) -> None:
+    laughs = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    laughs += [f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in pairwise("abcdefghi")]
+    message = refused(write(tmp_path / "r.yaml", "\n".join(laughs)))
+    assert "its anchors and aliases stand for more than 100000 values" in message
+    few = parse("a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}", where="here")
+    assert few == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2]}}
