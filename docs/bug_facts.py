@@ -230,7 +230,7 @@ BUGS: tuple[Bug, ...] = (
         "buffers are lost on resume",
         (
             f"{_KILL}::test_kill_nine_within_given_steps",
-            f"{_KILL}::test_kill_nine_at_random_moments",
+            "faults/test_kill_anywhere.py::test_kill_nine_at_random_moments",
         ),
     ),
     Bug(
@@ -442,7 +442,7 @@ BUGS: tuple[Bug, ...] = (
         "the state of the data is not restored",
         (
             f"{_STREAM}::test_resume_is_exact_at_every_cursor",
-            f"{_KILL}::test_kill_nine_at_random_moments",
+            "faults/test_kill_anywhere.py::test_kill_nine_at_random_moments",
         ),
     ),
     Bug(

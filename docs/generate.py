@@ -8,13 +8,14 @@ A part stands between `<!-- generated: NAME -->` and `<!-- end -->`.
 
 from __future__ import annotations
 
+import ast
 import re
 import runpy
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from surefoot.methods import Method, describe, online_rows, rows
 from surefoot.methods.built import BUILT
@@ -29,7 +30,10 @@ PAGES = (
     "docs/differences.md",
     "docs/field_bugs.md",
     "docs/given_data.md",
+    "docs/faults.md",
 )
+FIGURES = ("kills", "fuzz", "soak")
+"""Results of the slow tier, under bench/results."""
 
 
 def _facts(name: str) -> dict[str, Any]:
@@ -160,6 +164,118 @@ def bug_table() -> str:
     return "\n".join(lines)
 
 
+class FaultTest(NamedTuple):
+    file: str
+    """Under tests/, without its ending."""
+    name: str
+
+
+_ROW_NAME = re.compile(r"test_row_(\d+)_")
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+Marks = list[tuple[int, ast.expr]]
+
+
+def fault_tests(folder: Path) -> dict[int, list[FaultTest]]:
+    """The tests of each row of the fault matrix, read from the sources without importing them.
+
+    A test belongs to a row by its name (`test_row_NN_...`), or by the marker `fault` on itself, its
+    class or its module. ValueError for a marker that marks no test.
+    """
+    found: dict[int, list[FaultTest]] = {}
+    for path in sorted(folder.rglob("*.py")):
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        file = path.relative_to(folder).with_suffix("").as_posix()
+        used: set[ast.expr] = set()
+        for name, marks in _tests_in(tree.body, _module_marks(tree.body)):
+            used.update(marker for _, marker in marks)
+            by_name = [int(match[1]) for match in [_ROW_NAME.match(name)] if match]
+            for row in sorted({*by_name, *(row for row, _ in marks)}):
+                found.setdefault(row, []).append(FaultTest(file, name))
+        for node in ast.walk(tree):
+            if _is_marker(node) and node not in used:
+                raise ValueError(
+                    f"tests/{file}.py:{node.lineno}: this marker is not read; write "
+                    "@pytest.mark.fault(ROW, ...) with whole numbers on a test, a class of tests "
+                    "or as pytestmark"
+                )
+    return found
+
+
+def _tests_in(body: Sequence[ast.stmt], above: Marks) -> Iterator[tuple[str, Marks]]:
+    """Every test with its marks, those of its class and module included."""
+    for node in body:
+        if isinstance(node, ast.ClassDef):
+            own = _marks(node.decorator_list) + _module_marks(node.body)
+            yield from _tests_in(node.body, above + own)
+        elif isinstance(node, _Function) and node.name.startswith("test_"):
+            yield node.name, above + _marks(node.decorator_list)
+
+
+def _module_marks(body: Sequence[ast.stmt]) -> Marks:
+    for node in body:
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark":
+            value = node.value
+            return _marks(value.elts if isinstance(value, ast.List | ast.Tuple) else [value])
+    return []
+
+
+def _marks(markers: Sequence[ast.expr]) -> Marks:
+    found: Marks = []
+    for marker in markers:
+        if isinstance(marker, ast.Call) and _is_marker(marker.func) and not marker.keywords:
+            rows = [a.value for a in marker.args if isinstance(a, ast.Constant)]
+            if len(rows) == len(marker.args) and all(type(row) is int for row in rows):
+                found += [(row, marker.func) for row in rows]
+    return found
+
+
+def _is_marker(node: ast.AST) -> bool:
+    named = isinstance(node, ast.Attribute) and node.attr == "fault"
+    return named and ast.unparse(node) == "pytest.mark.fault"
+
+
+def fault_table(faults: Mapping[int, Any], tests: Mapping[int, Sequence[FaultTest]]) -> str:
+    """Every row of the matrix with its tests. ValueError where one has none, or is not there."""
+    for row, named in tests.items():
+        if row not in faults:
+            raise ValueError(
+                f"tests/{named[0].file}.py::{named[0].name}: there is no row {row} in "
+                f"docs/fault_facts.py; it has {min(faults)} to {max(faults)}"
+            )
+    bare = [str(row) for row in faults if not tests.get(row)]
+    if bare:
+        raise ValueError(
+            f"docs/fault_facts.py: no test puts the fault of row {', '.join(bare)} in; name one "
+            "test_row_NN_..., or mark one with @pytest.mark.fault(NN)"
+        )
+    lines = ["| row | fault | what happens | class | tests |", "|---|---|---|---|---|"]
+    for row, fault in sorted(faults.items()):
+        files: dict[str, list[str]] = {}
+        for test in tests[row]:
+            name = _ROW_NAME.sub("", test.name).removeprefix("test_")
+            files.setdefault(test.file, []).append(f"`{name}`")
+        links = "; ".join(
+            f"[{file}](../tests/{file}.py): {', '.join(names)}" for file, names in files.items()
+        )
+        lines.append(f"| {row} | {fault.fault} | {fault.expected} | {fault.outcome} | {links} |")
+    return "\n".join(lines)
+
+
+def faults_part() -> str:
+    return fault_table(_facts("fault")["FAULTS"], fault_tests(ROOT / "tests"))
+
+
+def fault_figures() -> str:
+    """The first paragraph of each result that there is."""
+    lines = []
+    for name in FIGURES:
+        path = ROOT / "bench" / "results" / f"{name}.txt"
+        if path.is_file():
+            first = path.read_text(encoding="utf-8").strip().split("\n\n")[0]
+            lines.append(f"* [{name}](../bench/results/{name}.txt): {' '.join(first.split())}")
+    return "\n".join(lines) or "(none is there yet)"
+
+
 def built_table() -> str:
     lines = ["| field | values that are built |", "|---|---|"]
     for field, values in BUILT.items():
@@ -220,6 +336,8 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "agreements": agreement_table,
     "differences": difference_table,
     "bugs": bug_table,
+    "faults": faults_part,
+    "fault_figures": fault_figures,
 }
 
 

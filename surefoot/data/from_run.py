@@ -9,22 +9,23 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 from surefoot.errors import DataError
 
-_NEEDED = (
-    "step",
-    "position",
-    "split",
-    "id",
-    "task",
-    "sample",
-    "prompt",
-    "completion",
-    "score",
-    "stop",
-)
+_NEEDED: Mapping[str, type | UnionType] = {
+    "step": int,
+    "position": int,
+    "split": str,
+    "id": str,
+    "task": str,
+    "sample": int,
+    "prompt": str,
+    "completion": str,
+    "score": int | float | None,
+    "stop": str,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ class Harvest:
     """Rows for a JSONL file, and what was left out.
 
     `samples` were read. Of these `evaluation` are of held-out prompts, `unscored` have no score,
-    `truncated` did not end by themselves, so that an end token behind them would be a lie; `empty`
+    `truncated` did not end by themselves, so that an end token behind them would be a lie; `nul`
+    hold a NUL character, which no source reads; `empty`
     say nothing and would be what is imitated, or the better one of a pair (counted in groups);
     `below` miss the threshold, `repeated` say what an earlier one says. Of the groups left, `alone`
     have one usable completion and `tied` have no two that differ in score and in words.
@@ -43,6 +45,7 @@ class Harvest:
     evaluation: int
     unscored: int
     truncated: int
+    nul: int = 0
     below: int = 0
     repeated: int = 0
     empty: int = 0
@@ -60,6 +63,7 @@ class Harvest:
             "evaluation": "samples left out: of held-out prompts",
             "unscored": "samples left out: no score",
             "truncated": "samples left out: cut at the length limit, or failed",
+            "nul": "samples left out: a NUL character in them",
             "below": "samples left out: below the threshold",
             "repeated": "samples left out: said before to the same prompt",
             "empty": "left out: the better completion says nothing",
@@ -109,6 +113,7 @@ def pairs_from_run(samples: Iterable[Mapping[str, Any]]) -> Harvest:
         evaluation=usable.evaluation,
         unscored=usable.unscored,
         truncated=usable.truncated,
+        nul=usable.nul,
         empty=empty,
         groups=len(groups),
         alone=alone,
@@ -143,6 +148,7 @@ def demonstrations_from_run(samples: Iterable[Mapping[str, Any]], *, at_least: f
         evaluation=usable.evaluation,
         unscored=usable.unscored,
         truncated=usable.truncated,
+        nul=usable.nul,
         below=below,
         repeated=repeated,
         empty=empty,
@@ -151,7 +157,7 @@ def demonstrations_from_run(samples: Iterable[Mapping[str, Any]], *, at_least: f
 
 def _usable(samples: Iterable[Mapping[str, Any]]) -> Harvest:
     """The training samples with a score that ended by themselves, and the counts of the others."""
-    rows, evaluation, unscored, truncated = [], 0, 0, 0
+    rows, evaluation, unscored, truncated, nul = [], 0, 0, 0, 0
     count = 0
     for count, row in enumerate(samples, start=1):
         missing = [name for name in _NEEDED if name not in row]
@@ -160,15 +166,23 @@ def _usable(samples: Iterable[Mapping[str, Any]]) -> Harvest:
                 f"sample {count} of the run lacks {', '.join(missing)}: samples.jsonl was written "
                 "by another version. Run it again."
             )
+        odd = [name for name, kind in _NEEDED.items() if not isinstance(row[name], kind)]
+        if odd or not abs(row["score"] or 0) < 1e300:
+            raise DataError(
+                f"sample {count} of the run is damaged: {', '.join(odd) or 'score'} is not what a "
+                "run writes. Restore a copy of samples.jsonl, or run it again."
+            )
         if row["split"] != "train":
             evaluation += 1
         elif row["score"] is None:
             unscored += 1
         elif row["stop"] != "stop":
             truncated += 1
+        elif "\0" in row["completion"]:
+            nul += 1
         else:
             rows.append(row)
-    return Harvest(tuple(rows), count, evaluation, unscored, truncated)
+    return Harvest(tuple(rows), count, evaluation, unscored, truncated, nul)
 
 
 def _asked(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from surefoot.errors import CheckpointError, ModelError
+from surefoot.models.memory import out_of_memory
 from surefoot.recipe import Optim
 
 _MOMENTS = ("exp_avg", "exp_avg_sq")
@@ -68,7 +69,16 @@ class Optimizer:
                 if parameter.grad is not None:
                     parameter.grad.mul_(factor)
         self.adamw.param_groups[0]["lr"] = rate
-        self.adamw.step()
+        try:
+            self.adamw.step()
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            raise ModelError(
+                "out of memory while weights were changed: some have changed and others not, so "
+                "this step is not saved; the newest checkpoint is resumed from. Train an adapter "
+                "(model.lora) or a smaller model, or take a machine with more memory"
+            ) from error
 
     def clear(self) -> None:
         self.adamw.zero_grad(set_to_none=True)

@@ -30,7 +30,7 @@ from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.tally import Tally, UpdateReport
 from surefoot.methods import Method
-from surefoot.models.memory import out_of_memory
+from surefoot.models.memory import LEAST_BUDGET, out_of_memory
 from surefoot.objective import reduce
 
 
@@ -200,11 +200,13 @@ class Learner:
                         )
                         break
                     except (MemoryError, RuntimeError) as error:
-                        if not out_of_memory(error) or not self.halve():
+                        # Untouched, the whole step is redone, its old log-probabilities too.
+                        if not (self.touched and out_of_memory(error) and self.halve()):
                             raise
                     self.clear()
                     tally.back(mark)
-                    minibatch = laid[index] = laid_again(batch, minibatch, self._packing())
+                    laid[:] = [laid_again(batch, each, self._packing()) for each in laid]
+                    minibatch = laid[index]
                 loss, norm, value_norm = found
                 if math.isfinite(loss) and math.isfinite(norm) and math.isfinite(value_norm):
                     self._may_stop()
@@ -361,7 +363,7 @@ class Learner:
 
     def halve(self) -> bool:
         """After running out of memory: half the token budget; False if it cannot get smaller."""
-        if self.packing.budget <= 64:
+        if self.packing.budget <= LEAST_BUDGET:
             return False
         self.packing = dataclasses.replace(self.packing, budget=self.packing.budget // 2)
         return True

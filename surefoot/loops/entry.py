@@ -253,6 +253,8 @@ class _Job:
             finally:
                 desk.display.close()
                 desk.trackers.finish()
+                for trouble in desk.trackers.troubles():
+                    desk.ledger.event("tracker", trouble)
                 desk.ledger.close()
         finally:
             work.close()

@@ -24,7 +24,11 @@ def harvest(run: Path | str, dest: Path | str, kind: Kind, *, at_least: float = 
     nothing is found, or if `dest` exists.
     """
     path = Path(dest)
-    if path.exists():
+    try:
+        there = path.exists()
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    if there:
         raise DataError(f"export: {path} exists; name a new file")
     samples = read_samples(run)
     if kind == "pairs":
@@ -37,6 +41,15 @@ def harvest(run: Path | str, dest: Path | str, kind: Kind, *, at_least: float = 
             f"export: {run} gives no {kind} ({told}). A run keeps 8 completions of a step unless "
             "its recipe says run.samples: all"
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    atomic_write_text(path, found.text())
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_text(path, found.text())
+    except OSError as error:
+        raise _unwritable(path, error) from error
     return found
+
+
+def _unwritable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"export: {str(path)!r:.200} cannot be written ({error.strerror}); name another file"
+    )

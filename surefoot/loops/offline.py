@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -24,14 +24,14 @@ from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.loops.step import NONFINITE_LIMIT
 from surefoot.loops.stepping import Step, StepLoop
-from surefoot.models.memory import out_of_memory, too_small
+from surefoot.models.memory import LEAST_BUDGET, out_of_memory, too_small
 from surefoot.recipe import Recipe
 from surefoot.run.read import Evaluation
 
+T = TypeVar("T")
+
 CHANCE = 0.5
 """Share of comparisons that a coin gets right."""
-LEAST_BUDGET = 64
-"""Tokens a micro-batch is never cut below."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,8 @@ class OfflineLoop(StepLoop[Look]):
         examples = self.stream.take(int(self.recipe.optim.batch_size or 0), step=step)
         self.stopper.check()
         began = time.perf_counter()
-        done, row = self._learn(step, examples, rate)
+        with self.stopper.held():
+            done, row = self._in_pieces(step, lambda: self.task.learn(examples, rate=rate))
         seen = self.task.tokens(examples)
         self.progress.tokens += seen
         bad = not done.applied and not done.silent
@@ -160,12 +161,11 @@ class OfflineLoop(StepLoop[Look]):
             out["grad_norm"] = done.grad_norm
         return Step(step, {**out, **row}, seen, finding=self._finding(bad))
 
-    def _learn(self, step: int, examples: Sequence[Any], rate: float) -> tuple[Descended, Metrics]:
-        """One optimizer step; after running out of memory, again in smaller pieces."""
+    def _in_pieces(self, step: int, work: Callable[[], T]) -> T:
+        """What `work` gives; after running out of memory, again in smaller pieces."""
         while True:
             try:
-                with self.stopper.held():
-                    return self.task.learn(examples, rate=rate)
+                return work()
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
@@ -205,7 +205,7 @@ class OfflineLoop(StepLoop[Look]):
         self.progress = before
 
     def _look(self, step: int, row: Metrics) -> Look | None:
-        looked = self.task.look(step)
+        looked = self._in_pieces(step, lambda: self.task.look(step))
         if looked is None:
             return None
         row.update(looked.metrics)

@@ -8,6 +8,7 @@ first step, so no second model is held in memory.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import sys
@@ -22,13 +23,14 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from surefoot.data import Label, Pair
-from surefoot.errors import DataError
+from surefoot.errors import DataError, ModelError
 from surefoot.learner.answers import Answers
 from surefoot.learner.batch import Packing
 from surefoot.learner.preference import score_of
 from surefoot.learner.scorer import Scorer
 from surefoot.methods import Preference
 from surefoot.models.alias import cache_directory
+from surefoot.models.memory import LEAST_BUDGET, out_of_memory, too_small
 from surefoot.run.files import atomic_write_bytes
 
 Compared = Pair | Label
@@ -108,7 +110,7 @@ def reference_scores(
     for i, batch in enumerate(left):
         try:
             interrupt()
-            _ask(row, scorer, batch, packing, others, scores, other)
+            packing = _asked_in_pieces(row, scorer, batch, packing, others, scores, other)
         except BaseException:
             _write(path, scores, other, asked)
             raise
@@ -121,6 +123,32 @@ def reference_scores(
     return ReferenceScores(
         scores, {name: Other(others[name], other[name]) for name in others} if others else None
     )
+
+
+def _asked_in_pieces(
+    row: Preference,
+    scorer: Scorer,
+    batch: Sequence[Compared],
+    packing: Packing,
+    others: Mapping[str, tuple[int, ...]],
+    scores: dict[str, tuple[float, ...]],
+    other: dict[str, float],
+) -> Packing:
+    """Ask of a batch; after running out of memory in smaller pieces, which later ones take too."""
+    while True:
+        try:
+            _ask(row, scorer, batch, packing, others, scores, other)
+            return packing
+        except (MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if packing.budget <= LEAST_BUDGET:
+                raise ModelError(too_small(packing.budget)) from error
+        packing = dataclasses.replace(packing, budget=packing.budget // 2)
+        sys.stderr.write(
+            f"surefoot: out of memory; the reference goes on with {packing.budget} tokens per "
+            "micro-batch\n"
+        )
 
 
 def _ask(

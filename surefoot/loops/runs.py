@@ -153,7 +153,7 @@ def evaluate(
     target: str, overrides: Sequence[str] = (), *, checkpoint: int | None = None
 ) -> EvalResult:
     """Evaluate a run's checkpoint (default the newest), or a recipe's untrained model."""
-    place = Path(target)
+    place = RunDirectory(target).path
     if not place.is_dir():
         recipe = _answering(load(target, overrides), target)
         parts = assemble(recipe, Outside(), interrupt=_never)

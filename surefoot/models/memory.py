@@ -11,6 +11,9 @@ import torch
 _WORDS = ("can't allocate memory", "CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 """What the CPU's allocator, the driver and cuBLAS say; torch gives these no class of their own."""
 
+LEAST_BUDGET = 64
+"""Tokens a micro-batch is never cut below."""
+
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether torch, on a CPU or a GPU, could not get the memory that it asked for."""

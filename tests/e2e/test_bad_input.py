@@ -116,6 +116,7 @@ def test_a_misspelled_verb_and_a_recipe_that_is_not_there(tmp_path: Path) -> Non
         assert child.returncode == 2 and named in err and "Traceback" not in err
 
 
+@pytest.mark.fault(31)
 def test_a_missing_column(place: Place) -> None:
     place.rows([{"question": "say a", "answer": "a"}] * 4)
     said = place.refused()
@@ -146,6 +147,7 @@ def test_a_file_that_is_not_there(place: Place) -> None:
     assert "data.source" in said and "rows.jsonl" in said and "other.jsonl" in said
 
 
+@pytest.mark.fault(31, 33)
 @pytest.mark.parametrize("prompt", ["", "   ", None, 7])
 def test_a_row_without_a_prompt(place: Place, prompt: object) -> None:
     rows: list[dict[str, object]] = [{"prompt": f"say {c}", "answer": c} for c in "abcdefg"]
@@ -155,6 +157,7 @@ def test_a_row_without_a_prompt(place: Place, prompt: object) -> None:
     assert "rows.jsonl:3" in said and "prompt" in said
 
 
+@pytest.mark.fault(33)
 def test_prompts_longer_than_the_context(place: Place) -> None:
     place.rows([{"prompt": "long " * 200, "answer": "a"}] * 4)
     said = place.refused()
@@ -163,6 +166,7 @@ def test_prompts_longer_than_the_context(place: Place) -> None:
     assert "rollout.max_new_tokens" in said and "shorten the prompts" in said
 
 
+@pytest.mark.fault(33)
 def test_one_prompt_longer_than_the_context_is_counted(place: Place) -> None:
     rows: list[dict[str, object]] = [{"prompt": f"say {c}", "answer": c} for c in "abcdefg"]
     place.rows([*rows, {"prompt": "long " * 200, "answer": "a"}])
@@ -196,6 +200,7 @@ def test_an_unknown_reward(place: Place) -> None:
     assert "leters" in said and "letters" in said
 
 
+@pytest.mark.fault(17)
 def test_a_constant_reward_stops_with_the_reason(place: Place) -> None:
     (place.folder / "reward.py").write_text(CONSTANT)
     place.change("reward", [{"use": "reward.py:seven"}])
@@ -212,6 +217,7 @@ def test_a_constant_reward_stops_with_the_reason(place: Place) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.fault(22)
 def test_a_reward_that_always_raises_stops_with_its_error(place: Place) -> None:
     (place.folder / "reward.py").write_text(CONSTANT.replace("return 0.7", "raise KeyError('kq')"))
     place.change("reward", [{"use": "reward.py:seven"}])
@@ -233,6 +239,7 @@ def test_the_directory_of_something_else(place: Place) -> None:
     assert (place.run / "thesis.tex").read_text() == "all of it"
 
 
+@pytest.mark.fault(4)
 def test_ctrl_c_in_a_step_loses_nothing(place: Place, tiny_model: Path, tmp_path: Path) -> None:
     """As a terminal sends it: to the run and to everything in its process group."""
     place.change("run.steps", 12)
@@ -256,6 +263,7 @@ def test_ctrl_c_in_a_step_loses_nothing(place: Place, tiny_model: Path, tmp_path
     assert_same_run(place.run, whole.run)
 
 
+@pytest.mark.fault(4)
 def test_ctrl_c_before_the_run_has_begun(place: Place) -> None:
     """Where Python raises KeyboardInterrupt by itself: while rooms and recipe are being read."""
     code = (
@@ -273,6 +281,7 @@ def test_ctrl_c_before_the_run_has_begun(place: Place) -> None:
     assert "interrupted" in answered(done.stderr) and not place.run.exists()
 
 
+@pytest.mark.fault(4)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_second_signal_ends_it_at_once_and_resumably(
     place: Place, tiny_model: Path, tmp_path: Path, number: int

@@ -266,6 +266,7 @@ def inside() -> list[int]:
     return found
 
 
+@pytest.mark.fault(29)
 @pytest.mark.parametrize("tier", TIERS[1:])
 @pytest.mark.parametrize("tests", [CALLS, STREAMS], ids=["calls", "streams"])
 @pytest.mark.parametrize("attack", FORGE)
@@ -281,6 +282,7 @@ def test_the_search_would_find_an_expected_value(tier: Tier) -> None:
     assert grade(leaky, CALLS, tier).value == 0.5
 
 
+@pytest.mark.fault(29)
 def test_a_forged_frame_is_flagged() -> None:
     for attack in ("many answers", "an answer without the nonce", "two returns from one call"):
         verdict = grade(textwrap.dedent(FORGE[attack]), CALLS, BEST)
@@ -436,6 +438,7 @@ HARM = {
 }
 
 
+@pytest.mark.fault(30)
 @needs_namespaces
 @pytest.mark.parametrize("attack", HARM)
 def test_harm_is_contained(attack: str) -> None:
@@ -445,6 +448,7 @@ def test_harm_is_contained(attack: str) -> None:
     assert (verdict.status, verdict.value) == (ScoreStatus.SCORED, 0.0)
 
 
+@pytest.mark.fault(30)
 @needs_namespaces
 def test_an_attack_inside_a_called_function_is_contained() -> None:
     for attack in ("fork bomb", "memory bit by bit", "sleep", "much on every handle"):
@@ -453,6 +457,7 @@ def test_an_attack_inside_a_called_function_is_contained() -> None:
         assert (verdict.status, verdict.value) == (ScoreStatus.SCORED, 0.0), attack
 
 
+@pytest.mark.fault(30)
 @needs_namespaces
 def test_a_disk_that_is_full_by_one_test_costs_only_its_program() -> None:
     assert grade(textwrap.dedent(HARM["a full disk"]), STREAMS, Tier.NAMESPACES).value == 0.0
@@ -510,6 +515,7 @@ def secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
         }
 
 
+@pytest.mark.fault(30)
 @needs_namespaces
 def test_secrets_of_the_machine_stay_there(secrets: Mapping[str, Secret]) -> None:
     for name, secret in secrets.items():
@@ -558,6 +564,7 @@ def scores(grader: Grader, programs: list[str], tests: Any = STREAMS) -> tuple[S
 RIGHT = "print({3: 'q7-first', 4: 918273645}[int(input())])"
 
 
+@pytest.mark.fault(29, 30)
 @needs_namespaces
 def test_a_batch_with_attacks_scores_everybody_else_and_is_not_missing() -> None:
     programs = [RIGHT, *map(textwrap.dedent, list(HARM.values())[:4]), RIGHT]
@@ -570,6 +577,7 @@ def test_a_batch_with_attacks_scores_everybody_else_and_is_not_missing() -> None
         assert bad[0].status is ScoreStatus.UNSCORABLE
 
 
+@pytest.mark.fault(28)
 def test_a_sandbox_that_cannot_start_is_missing_and_never_zero(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

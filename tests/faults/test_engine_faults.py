@@ -228,6 +228,48 @@ def test_given_data_that_never_fits_stops_with_state_too(
 
 
 @pytest.mark.fault(18)
+@pytest.mark.parametrize("where", ["the reference", "the evaluation"])
+def test_passes_without_gradient_are_cut_too(
+    where: str, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from surefoot.loops import reference
+    from surefoot.loops.preference import PreferenceTask
+
+    dpo = {"method": {"name": "dpo"}, "rows": "pairs", "run__steps": 2}
+    entry.train(make_offline_recipe(tmp_path / "whole", tiny_model, **dpo))
+    refused: list[int] = []
+
+    def full_once() -> None:
+        if not refused:
+            refused.append(1)
+            raise RuntimeError(FULL)
+
+    ask, look = reference._ask, PreferenceTask.look
+
+    def asked(*given: Any) -> None:
+        full_once()
+        ask(*given)
+
+    def looked(task: PreferenceTask, step: int) -> Any:
+        full_once()
+        return look(task, step)
+
+    monkeypatch.setenv("SUREFOOT_CACHE", str(tmp_path / "cache"))
+    if where == "the reference":
+        monkeypatch.setattr(reference, "_ask", asked)
+    else:
+        monkeypatch.setattr(PreferenceTask, "look", looked)
+    entry.train(make_offline_recipe(tmp_path / "small", tiny_model, **dpo))
+    assert refused == [1]
+    small, whole = (read_metrics(tmp_path / name / "run") for name in ("small", "whole"))
+    for one, other in zip(small, whole, strict=True):
+        names = {"loss", "eval/accuracy", "eval/margin", "rewards/margins"} & other.keys()
+        assert len(names) >= 2
+        for name in names:
+            assert one[name] == pytest.approx(other[name], rel=1e-3, abs=1e-5), name
+
+
+@pytest.mark.fault(18)
 def test_a_model_that_fits_no_test_is_refused_for_that(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ def won(folder: Path, model: Path, **run: object) -> Path:
     return recipe
 
 
+@pytest.mark.fault(16, 17)
 def test_steps_without_a_gradient_leave_the_weights_and_stop(
     tiny_model: Path, tmp_path: Path
 ) -> None:

@@ -107,6 +107,7 @@ def test_ids_that_no_scored_token_sees_do_not_matter(
     assert any(changed) or layout == "packed"
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("layout", NAMES)
 @pytest.mark.parametrize("name", CASES)
 def test_nan_where_nothing_is_scored_stays_there(
@@ -135,6 +136,7 @@ def test_nan_where_nothing_is_scored_stays_there(
     assert sum(poisoned) > 0 or CASES[name].data == "demonstrations"
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("name", [n for n, r in CASES.items() if is_judge(r)])
 def test_a_reward_model_does_not_look_at_the_states_before_the_end(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ def wider(batch: Batch, columns: int, *, fill: float) -> Batch:
     return dataclasses.replace(batch, mask_BT=mask_BT, sampled_logp_BT=filled_BT)
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("name", online_rows())
 def test_padding_is_not_looked_at(name: str, reduce: str) -> None:
@@ -54,6 +55,7 @@ def test_padding_is_not_looked_at(name: str, reduce: str) -> None:
     same(plain, padded)
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("minibatches", [1, 2])
 @pytest.mark.parametrize("name", online_rows())
 def test_values_of_absent_completions_are_not_looked_at(name: str, minibatches: int) -> None:
@@ -78,6 +80,7 @@ def _other(completion: Completion) -> Completion:
     return dataclasses.replace(completion, ids=ids, logps=(-7.0,) * len(ids), text="garbage")
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("name", online_rows())
 def test_lengths_of_absent_completions_change_no_denominator(name: str) -> None:
     method = row(name, group_size=4)

@@ -53,6 +53,7 @@ def passes(step: Step) -> int:
     return sum(step.done.layouts.values())
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("name", CASES)
 def test_any_split_and_layout_gives_the_same_gradient(name: str, tmp_path: Path) -> None:
     whole = take(name, tmp_path)
@@ -69,6 +70,7 @@ def test_any_split_and_layout_gives_the_same_gradient(name: str, tmp_path: Path)
     assert len(counts) > 1, "nothing was cut"
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("name", CASES)
 def test_float32_on_a_model_with_casts(name: str, tmp_path: Path) -> None:
     found = [

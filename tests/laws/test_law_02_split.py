@@ -36,6 +36,7 @@ def advantages(*, zeros: bool) -> torch.Tensor:
     return values
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("name", online_rows())
 def test_any_split_and_layout_gives_the_same_gradient(name: str, reduce: str) -> None:
@@ -86,6 +87,7 @@ def test_skipping_what_has_no_coefficient_changes_nothing(name: str, reduce: str
     assert skipped.report.loss == pytest.approx(everything.report.loss, abs=1e-12)
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("name", ["grpo", "dapo"])
 def test_every_one_of_several_steps_is_split_alike(name: str, reduce: str) -> None:
@@ -162,6 +164,7 @@ def test_an_absent_row_is_in_no_denominator(reduce: str) -> None:
     assert distance(absent.gradients[0], without.gradients[0]) < 1e-9
 
 
+@pytest.mark.fault(9)
 @pytest.mark.parametrize("name", online_rows())
 def test_float32_on_a_model_with_casts(name: str) -> None:
     row, batch = online_rows()[name], batch_of(LENGTHS)

@@ -33,6 +33,7 @@ def test_float32_copies_have_a_standard_deviation_that_is_not_zero() -> None:
     assert float(torch.tensor(SEVENTHS, dtype=torch.float32).std()) > 0
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("value", [0.7, 0.1, 1.0, 0.0, -1e12, 1e-30])
 @pytest.mark.parametrize("name", RELATIVE)
 def test_equal_rewards_are_dead(name: str, value: float) -> None:
@@ -71,6 +72,7 @@ def test_equal_rewards_are_a_signal_for_other_baselines(baseline: str, credit: o
     assert found.dead_P.tolist() == [True, True]
 
 
+@pytest.mark.fault(16)
 @pytest.mark.parametrize("name", RELATIVE)
 def test_a_batch_of_dead_groups_makes_no_step(name: str) -> None:
     method = no_kl(name)

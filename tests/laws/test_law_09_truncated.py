@@ -20,6 +20,7 @@ def advantages(method: Method, *groups: Group) -> list[list[float]]:
     return credited(method, batch).advantage_PG.tolist()  # type: ignore[no-any-return]
 
 
+@pytest.mark.fault(35)
 @pytest.mark.parametrize("name", online_rows())
 def test_by_default_the_score_counts(name: str) -> None:
     method = no_kl(name, group_size=4)
@@ -29,6 +30,7 @@ def test_by_default_the_score_counts(name: str) -> None:
     assert advantages(method, cut) == advantages(method, group(scores))
 
 
+@pytest.mark.fault(35)
 def test_mask_takes_it_out_of_the_baseline() -> None:
     """Hand numbers: 1, 0 and a cut 1."""
     cut = group([1.0, 0.0, 1.0], stops=[STOP, STOP, CUT])
@@ -38,6 +40,7 @@ def test_mask_takes_it_out_of_the_baseline() -> None:
         assert advantages(method, cut) == [want]
 
 
+@pytest.mark.fault(35)
 def test_floor_replaces_the_raw_score() -> None:
     cut = group([1.0, 0.0, 1.0], stops=[STOP, STOP, CUT])
     method = no_kl("rloo", group_size=3, truncated={"kind": "floor", "value": -2.0})
@@ -96,6 +99,7 @@ def test_mask_takes_it_out_of_numerators_and_denominators(name: str, reduce: str
     assert there.report.loss == pytest.approx(gone.report.loss, rel=1e-6, abs=1e-8)
 
 
+@pytest.mark.fault(19)
 @pytest.mark.parametrize("kind", ["score", "mask", "floor"])
 @pytest.mark.parametrize("name", online_rows())
 def test_what_the_engine_failed_to_give_is_never_trained(name: str, kind: str) -> None:

@@ -62,6 +62,7 @@ def half(completions: list[str]) -> list[float]:
     return [0.5 for _ in completions]
 
 
+@pytest.mark.fault(22)
 @pytest.mark.parametrize(
     ("function", "values"),
     [
@@ -86,6 +87,7 @@ def test_a_part_that_does_not_apply_leaves_the_sum() -> None:
     assert [s.parts["nothing"] for s in graded(half, nothing)] == [None, None]
 
 
+@pytest.mark.fault(32)
 @pytest.mark.parametrize("name", online_rows())
 def test_unscorable_drops_the_group_whole(name: str) -> None:
     """One completion is enough: it is the row's fault, not the completion's."""
@@ -96,6 +98,7 @@ def test_unscorable_drops_the_group_whole(name: str) -> None:
     assert not standing.present_PG[0].any() and standing.present_PG[1].all()
 
 
+@pytest.mark.fault(32)
 def test_the_row_is_quarantined_and_asked_never_again(tiny_model: Path, tmp_path: Path) -> None:
     """Four rows, two a step, three epochs: r2 is asked once."""
 
@@ -132,6 +135,7 @@ def test_the_row_is_quarantined_and_asked_never_again(tiny_model: Path, tmp_path
     assert sum(dropped) == 1
 
 
+@pytest.mark.fault(32)
 def test_a_dataset_that_is_quarantined_whole_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     bench = make_loop(
         tiny_model,
@@ -145,6 +149,7 @@ def test_a_dataset_that_is_quarantined_whole_is_refused(tiny_model: Path, tmp_pa
         bench.run()
 
 
+@pytest.mark.fault(22)
 def test_missing_scores_are_counted_and_the_rest_trained(tiny_model: Path, tmp_path: Path) -> None:
     bench = make_loop(
         tiny_model,
@@ -164,6 +169,7 @@ def test_missing_scores_are_counted_and_the_rest_trained(tiny_model: Path, tmp_p
     assert [r["scores"][0] for r in bench.groups()] == [None, None]
 
 
+@pytest.mark.fault(22)
 def test_a_grader_that_fails_too_often_stops_the_run(tiny_model: Path, tmp_path: Path) -> None:
     """One of four is above the default of a fifth; the state is saved."""
     bench = make_loop(
@@ -179,6 +185,7 @@ def test_a_grader_that_fails_too_often_stops_the_run(tiny_model: Path, tmp_path:
     assert bench.desk.directory.checkpoint_steps() == [2]
 
 
+@pytest.mark.fault(19)
 def test_what_the_engine_failed_to_give_is_no_failure_of_a_reward() -> None:
     torn = group([1.0, 0.0], stops=[StopReason.STOP, StopReason.ERROR])
     with Grader([half]) as grader:

@@ -161,6 +161,7 @@ def test_zero_trainable_parameters_are_refused(name: str, tmp_path: Path) -> Non
 # --- examples that teach nothing ---
 
 
+@pytest.mark.fault(33)
 @pytest.mark.parametrize("name", CASES)
 def test_texts_that_do_not_fit_are_counted_and_none_left_is_an_error(name: str) -> None:
     row = CASES[name]

@@ -44,6 +44,7 @@ def equal(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) ->
     return one.keys() == other.keys() and all(torch.equal(one[n], other[n]) for n in one)
 
 
+@pytest.mark.fault(16, 17)
 @pytest.mark.parametrize("name", RELATIVE)
 def test_a_constant_reward_stops_the_run(tiny_model: Path, tmp_path: Path, name: str) -> None:
     bench = make_loop(
@@ -82,6 +83,7 @@ def test_never_is_for_controls(tiny_model: Path, tmp_path: Path) -> None:
     assert equal(before, weights(bench))
 
 
+@pytest.mark.fault(17)
 def test_by_default_ten_steps(tiny_model: Path, tmp_path: Path) -> None:
     bench = make_loop(tiny_model, tmp_path / "run", method=quiet("rloo"), judge=constant, steps=40)
     with pytest.raises(StoppedOnFinding, match="10 steps"):
@@ -89,6 +91,7 @@ def test_by_default_ten_steps(tiny_model: Path, tmp_path: Path) -> None:
     assert len(bench.metrics()) == 10
 
 
+@pytest.mark.fault(16)
 def test_a_step_without_coefficients_touches_no_weight_and_no_moment(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -121,6 +124,7 @@ def test_a_step_without_coefficients_touches_no_weight_and_no_moment(
     assert bench.metrics()[1]["frac_reward_zero_std"] == 1.0
 
 
+@pytest.mark.fault(16, 17)
 def test_a_constant_reward_under_kl_is_no_signal_either(tiny_model: Path, tmp_path: Path) -> None:
     """The KL makes steps, but what the run was for has no gradient."""
     for place in ("loss", "reward_sequence"):
@@ -211,6 +215,7 @@ def test_dynamic_sampling_asks_for_the_missing_groups_alone(
     assert row["reward"] == 0.5 and row["frac_reward_zero_std"] == 0.0
 
 
+@pytest.mark.fault(17)
 def test_dynamic_sampling_is_bounded_and_trains_on_what_was_found(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -227,6 +232,7 @@ def test_dynamic_sampling_is_bounded_and_trains_on_what_was_found(
     assert row["optimizer_steps"] == 1 and not equal(before, weights(bench))
 
 
+@pytest.mark.fault(17)
 def test_a_bound_reached_with_nothing_is_a_step_without_signal(
     tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -297,6 +303,7 @@ def test_zero_trainable_parameters_are_refused() -> None:
         Optimizer(model, Optim(), steps=1)
 
 
+@pytest.mark.fault(33)
 def test_prompts_longer_than_the_context_are_refused_or_counted(
     tiny_model: Path, tmp_path: Path
 ) -> None:

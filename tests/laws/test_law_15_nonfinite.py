@@ -49,6 +49,7 @@ def whole() -> list[Group]:
     return [group([1.0, 0.0, 0.5, 0.0]), group([0.0, 1.0, 1.0, 0.0], index=1)]
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize("place", ["loss", "gradient"])
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("name", online_rows())
@@ -72,6 +73,7 @@ def test_the_optimizer_step_is_skipped(
         assert parameter.grad is None
 
 
+@pytest.mark.fault(12)
 def test_only_the_bad_minibatch_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     method = no_kl("grpo", group_size=4, minibatches=2)
     calls: list[int] = []
@@ -99,6 +101,7 @@ def bench_of(model: Path, run: Path, **changes: Any) -> Bench:
     )
 
 
+@pytest.mark.fault(12)
 def test_three_in_a_row_stop_resumably_and_name_the_prompts(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -115,6 +118,7 @@ def test_three_in_a_row_stop_resumably_and_name_the_prompts(
     assert all(bool(p.isfinite().all()) for p in bench.learner.scorer.model.parameters())
 
 
+@pytest.mark.fault(12)
 def test_two_in_a_row_are_survived(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -125,6 +129,7 @@ def test_two_in_a_row_are_survived(
     assert len(bench.events("nonfinite")) == 6
 
 
+@pytest.mark.fault(12)
 def test_a_step_without_signal_between_does_not_reset_the_count(
     monkeypatch: pytest.MonkeyPatch, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -137,6 +142,7 @@ def test_a_step_without_signal_between_does_not_reset_the_count(
     assert [r["skipped_steps"] for r in bench.metrics()] == [1, 0, 1, 1]
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize(
     ("pattern", "stops_at"),
     [
@@ -178,6 +184,7 @@ def test_in_a_row_is_counted_over_optimizer_steps(
     assert len(bench.metrics()) == (stops_at or 6)
 
 
+@pytest.mark.fault(12)
 def test_a_run_that_goes_on_after_three_may_recover(tiny_model: Path, tmp_path: Path) -> None:
     """Resumed with what the message named mended: the count of the stop is not held against it."""
     bench = bench_of(tiny_model, tmp_path / "run", steps=2)
@@ -218,6 +225,7 @@ def token_logps(learner: Learner, one: Group) -> list[torch.Tensor]:
     return out
 
 
+@pytest.mark.fault(13)
 @pytest.mark.parametrize("value", BAD)
 @pytest.mark.parametrize("reduce", ["token_mean", "sequence_mean", "sequence_sum", "constant"])
 def test_the_token_is_in_no_loss_and_no_denominator(reduce: str, value: float) -> None:
@@ -242,6 +250,7 @@ def test_the_token_is_in_no_loss_and_no_denominator(reduce: str, value: float) -
     assert step.metrics["nonfinite_logps"] == 1
 
 
+@pytest.mark.fault(13)
 @pytest.mark.parametrize("reduce", REDUCTIONS)
 @pytest.mark.parametrize("name", online_rows())
 def test_which_non_finite_value_does_not_matter(name: str, reduce: str) -> None:
@@ -255,6 +264,7 @@ def test_which_non_finite_value_does_not_matter(name: str, reduce: str) -> None:
     assert apart(steps[0].gradient, clean.gradient) > 1e-4
 
 
+@pytest.mark.fault(13)
 def test_a_completion_of_such_tokens_alone_is_absent() -> None:
     method = no_kl("rloo", group_size=3, min_group=2)
     nan = group([1.0, 0.0, 1.0])
@@ -264,6 +274,7 @@ def test_a_completion_of_such_tokens_alone_is_absent() -> None:
     assert step.credit.advantage_PG.tolist() == [[1.0, -1.0, 0.0]]
 
 
+@pytest.mark.fault(13)
 def test_the_loop_counts_them_and_stays_finite(tiny_model: Path, tmp_path: Path) -> None:
     def script(asked: Prompt, sample: int) -> Line:
         line = plain_script(asked, sample)

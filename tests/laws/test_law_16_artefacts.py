@@ -54,6 +54,7 @@ class Trap:
         return (Path.touch, (self.where,))
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "model.pt", "weights.pth", "last.ckpt"])
 def test_a_directory_of_pickles_is_refused_unread(
     tiny_model: Path, tmp_path: Path, name: str
@@ -104,6 +105,7 @@ def test_remote_code_can_be_allowed_by_this_name_only() -> None:
         recipe(Path("x"), allow=["remote_cod"])
 
 
+@pytest.mark.fault(11)
 def test_the_package_has_no_unpickler() -> None:
     """No import of one, and no torch.load, anywhere."""
     found = []

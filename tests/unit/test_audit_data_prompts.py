@@ -69,6 +69,7 @@ def test_conflicting_golds_go_and_equal_ones_stay(tmp_path: Path) -> None:
     ] == ["b?"]
 
 
+@pytest.mark.fault(32)
 def test_golds_are_read_by_their_own_verifier(tmp_path: Path) -> None:
     rows = [asked(f"q{n}?", str(n)) for n in range(20)] + [asked("q?", "about seven")]
     found = finding(looked(tmp_path, rows), "golds")
@@ -93,6 +94,7 @@ def test_overlap_is_the_same_prompt_or_most_of_its_words(tmp_path: Path) -> None
     assert len(out.read_text().splitlines()) == 2
 
 
+@pytest.mark.fault(34)
 def test_control_tokens_go_and_comparisons_stay(tmp_path: Path) -> None:
     rows = [
         asked("Hi <|im_end|>\n<|im_start|>system"),

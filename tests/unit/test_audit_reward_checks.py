@@ -216,6 +216,7 @@ def test_rewrites_that_are_refused_ask_for_a_change():
     assert lenient[0].severity is Severity.OK and lenient[0].figures["refused"]["estimate"] == 0.0
 
 
+@pytest.mark.fault(24)
 def test_odd_inputs_that_break_a_grader_are_named():
     def brittle(prompt: Prompt, text: str) -> float:
         if not text:
@@ -235,6 +236,7 @@ def test_odd_inputs_that_break_a_grader_are_named():
     }
 
 
+@pytest.mark.fault(22, 32)
 def test_a_grader_that_always_fails_is_stopped_and_one_that_blames_the_row_is_told():
     def broken(prompt: Prompt, text: str) -> float:
         raise RuntimeError("no service")

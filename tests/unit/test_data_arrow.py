@@ -97,6 +97,7 @@ def test_messages_with_null_keys_and_nested_answers_as_other_libraries_write_the
         prompts_of(written(tmp_path / "a.parquet", rows), columns=columns)
 
 
+@pytest.mark.fault(31)
 def test_bad_rows_are_named_skipped_and_counted_as_in_lines(tmp_path):
     rows = [{"prompt": f"p {i}"} for i in range(2000)]
     rows[1500]["prompt"] = " "
@@ -108,6 +109,7 @@ def test_bad_rows_are_named_skipped_and_counted_as_in_lines(tmp_path):
     assert [row.where for row in data.report.quarantine] == [f"{path}: row 1501"]
 
 
+@pytest.mark.fault(31)
 def test_files_that_are_not_whole_empty_or_ambiguous(tmp_path):
     whole = written(tmp_path / "a.parquet", ROWS)
     (tmp_path / "cut.parquet").write_bytes((tmp_path / "a.parquet").read_bytes()[:-20])

@@ -240,6 +240,7 @@ def test_the_system_prompt_stands_in_front():
     assert "Be brief." not in words("tiny", only([own], Demonstration, system="Be brief.").ids)
 
 
+@pytest.mark.fault(34)
 @pytest.mark.parametrize(
     ("row", "kind"),
     [
@@ -275,6 +276,7 @@ def test_an_end_token_that_a_text_brings_is_not_doubled():
     )
 
 
+@pytest.mark.fault(33)
 def test_long_rows_are_left_out_whole_and_counted():
     rows = [{"text": "x" * n} for n in (3, 9, 10, 40)]  # and an end token each
     built = examples(rows, Demonstration, train_on="all", max_tokens=10)
@@ -480,6 +482,7 @@ def test_graded_solutions_become_pairs_and_demonstrations():
     assert list(demonstrations({"question": "?", "one": row["large"]})) == []
 
 
+@pytest.mark.fault(34)
 def test_lone_surrogates_are_counted_and_bad_rows_listed():
     odd = json.loads('{"prompt": "a \\ud800", "completion": "b"}')
     rows = [odd, {"prompt": "c", "completion": "d"}, {"prompt": "e", "completion": None}]

@@ -151,6 +151,7 @@ def train_on(row):
     return {"train_on": "all"} if isinstance(row, dict) and "text" in row else {}
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize(("kind", "row", "message"), BAD)
 def test_a_bad_row_is_named_with_its_reason(kind, row, message):
     rows = [{**GOOD[kind], "id": "g"}, row]
@@ -159,6 +160,7 @@ def test_a_bad_row_is_named_with_its_reason(kind, row, message):
     assert "data.skip_invalid: true" in str(caught.value)
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize(("kind", "row", "message"), BAD)
 def test_a_bad_row_can_be_skipped_and_is_listed(kind, row, message):
     rows = [{**GOOD[kind], "id": "g"}, row]

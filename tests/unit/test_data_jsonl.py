@@ -96,6 +96,7 @@ BAD_LINES = [
 ]
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize(("line", "message"), BAD_LINES)
 def test_a_bad_line_is_named_with_its_reason(tmp_path, line, message):
     path = write_lines(tmp_path / "a.jsonl", GOOD, line, GOOD)
@@ -104,6 +105,7 @@ def test_a_bad_line_is_named_with_its_reason(tmp_path, line, message):
     assert "data.skip_invalid: true" in str(caught.value)
 
 
+@pytest.mark.fault(31)
 @pytest.mark.parametrize(("line", "message"), BAD_LINES)
 def test_a_bad_line_can_be_skipped_and_is_listed(tmp_path, line, message):
     path = write_lines(tmp_path / "a.jsonl", GOOD, line, GOOD)
@@ -115,6 +117,7 @@ def test_a_bad_line_can_be_skipped_and_is_listed(tmp_path, line, message):
     assert data.report.counts()["quarantined"] == 1
 
 
+@pytest.mark.fault(31)
 def test_a_second_use_of_an_id_names_the_first(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", {**GOOD, "id": 1}, GOOD, {**GOOD, "id": "1"})
     with pytest.raises(DataError, match=r"a\.jsonl:3: id '1' was already used by .*a\.jsonl:1"):
@@ -127,6 +130,7 @@ def test_equal_rows_without_ids_are_duplicates_and_stay(tmp_path):
     assert data.report.counts()["duplicates"] == 1
 
 
+@pytest.mark.fault(31)
 def test_one_percent_may_be_skipped_and_no_more(tmp_path):
     skip = {"skip_invalid": True}
     rows = [{"prompt": f"p {i}"} for i in range(99)]
@@ -144,6 +148,7 @@ def test_when_nothing_valid_is_left_it_says_so(tmp_path):
         build(recipe(Spec(write_lines(tmp_path / "a.jsonl", "{"), options=options)), Words())
 
 
+@pytest.mark.fault(34)
 def test_lone_surrogates_are_replaced_and_pairs_are_not(tmp_path):
     line = r'{"prompt": "a \ud800 b \ud83d\ude00", "\udfffk": ["\udc00"]}'
     data = build(recipe(Spec(write_lines(tmp_path / "a.jsonl", line))), Words())
@@ -154,6 +159,7 @@ def test_lone_surrogates_are_replaced_and_pairs_are_not(tmp_path):
     json.dumps(prompt.columns).encode("utf-8")
 
 
+@pytest.mark.fault(34)
 def test_a_line_over_the_limit_is_refused_and_the_next_is_read(tmp_path):
     path = write_lines(tmp_path / "a.jsonl", GOOD, {"prompt": "x" * (1 << 20)}, GOOD)
     with pytest.raises(DataError, match=r":2: the line has 1048590 bytes, more than max_line_byt"):

@@ -76,6 +76,7 @@ def test_messages_without_a_template_are_refused():
         built([{"prompt": [USER]}], Words(has_template=False))
 
 
+@pytest.mark.fault(34)
 def test_control_tokens_are_refused_counted_or_allowed():
     rows = [*numbered(3), {"prompt": [USER, {"role": "user", "content": "a <|end|>"}]}]
     with pytest.raises(DataError, match=r"data\[3\]: the prompt contains a control token"):
@@ -87,6 +88,7 @@ def test_control_tokens_are_refused_counted_or_allowed():
     assert len(built(rows, options={"allow_control_tokens": True}).stream) == 4
 
 
+@pytest.mark.fault(33)
 def test_a_prompt_of_exactly_the_limit_stays():
     rows = [{"prompt": "a"}, {"prompt": "a b"}, {"prompt": "a b c"}]  # 4, 5 and 6 ids
     data = built(rows, max_prompt_tokens=5)
@@ -95,6 +97,7 @@ def test_a_prompt_of_exactly_the_limit_stays():
     assert (report.too_long, report.train, report.limit) == (1, 2, 5)
 
 
+@pytest.mark.fault(33)
 def test_the_context_leaves_room_for_the_completion():
     rows = [{"prompt": "a"}, {"prompt": "a b"}, {"prompt": "a b c"}]
     data = built(rows, Words(max_context=12), new=7)
@@ -106,6 +109,7 @@ def test_the_context_leaves_room_for_the_completion():
         built(rows, Words(max_context=12), new=12)
 
 
+@pytest.mark.fault(33)
 def test_losing_every_prompt_names_the_limit_and_the_shortest():
     rows = [{"prompt": "a b c"}, {"prompt": "a b"}]
     with pytest.raises(

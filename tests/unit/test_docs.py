@@ -64,6 +64,98 @@ def test_every_reported_fault_has_a_test_that_exists_or_a_feature_that_owes_it(b
         assert name in functions_of(ROOT / "tests" / file), test
 
 
+GENERATE = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+FAULTS = runpy.run_path(str(ROOT / "docs" / "fault_facts.py"))["FAULTS"]
+MARKED = """
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.fault(9)]
+
+@pytest.mark.fault(3, 4)
+@pytest.mark.parametrize("x", [1, 2])
+def test_both(x): ...
+
+@pytest.mark.fault(12)
+class TestInside:
+    @pytest.mark.fault(1)
+    async def test_deep(self): ...
+
+def test_row_07_by_its_name(): ...
+
+def helper(): ...
+"""
+
+
+def collected(folder: Path, text: str) -> dict[int, list[str]]:
+    (folder / "unit").mkdir(exist_ok=True)
+    (folder / "unit" / "test_some.py").write_text(text, encoding="utf-8")
+    found = GENERATE["fault_tests"](folder)
+    assert {test.file for tests in found.values() for test in tests} <= {"unit/test_some"}
+    return {row: [test.name for test in tests] for row, tests in found.items()}
+
+
+def test_tests_of_faults_are_found_by_name_and_by_marker(tmp_path: Path) -> None:
+    everywhere = ["test_both", "test_deep", "test_row_07_by_its_name"]
+    assert collected(tmp_path, MARKED) == {
+        1: ["test_deep"],
+        3: ["test_both"],
+        4: ["test_both"],
+        7: ["test_row_07_by_its_name"],
+        9: everywhere,
+        12: ["test_deep"],
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "@pytest.mark.fault\ndef test_a(): ...",
+        "@pytest.mark.fault()\ndef test_a(): ...",
+        "@pytest.mark.fault(1, ROW)\ndef test_a(): ...",
+        "@pytest.mark.fault(row=1)\ndef test_a(): ...",
+        "@pytest.mark.fault(1)\ndef helper(): ...",
+        "CASE = pytest.param(1, marks=pytest.mark.fault(1))",
+    ],
+)
+def test_a_marker_that_nothing_reads_is_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(ValueError, match=r"tests/unit/test_some\.py:1: this marker is not read"):
+        collected(tmp_path, text)
+
+
+def test_the_matrix_has_36_rows_and_each_has_a_test_that_exists() -> None:
+    assert list(FAULTS) == list(range(1, 37))
+    found = GENERATE["fault_tests"](ROOT / "tests")
+    table = GENERATE["fault_table"](FAULTS, found).splitlines()[2:]
+    assert [int(line.split("|")[1]) for line in table] == list(FAULTS)
+    for row, line in zip(FAULTS, table, strict=True):
+        assert line.count(" | ") == 4, f"row {row} has a bar in a cell"
+        for test in found[row]:
+            path = ROOT / "tests" / f"{test.file}.py"
+            assert f"[{test.file}](../tests/{test.file}.py)" in line
+            assert test.name in functions_of(path)
+
+
+def test_a_row_without_a_test_and_a_test_without_a_row_stop_the_page() -> None:
+    found = GENERATE["fault_tests"](ROOT / "tests")
+    with pytest.raises(ValueError, match="no test puts the fault of row 12, 36 in"):
+        GENERATE["fault_table"](FAULTS, {**found, 12: [], 36: []})
+    with pytest.raises(ValueError, match=r"there is no row 37 .* it has 1 to 36"):
+        GENERATE["fault_table"](FAULTS, {**found, 37: found[12]})
+
+
+def test_what_the_slow_tier_found_is_quoted_and_what_is_not_there_is_not(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    generate = runpy.run_path(str(ROOT / "docs" / "generate.py"))
+    monkeypatch.setitem(generate["fault_figures"].__globals__, "ROOT", tmp_path)
+    assert generate["fault_figures"]() == "(none is there yet)"
+    (tmp_path / "bench" / "results").mkdir(parents=True)
+    text = "7 kills,\n0 differ\n\nmore of it\n"
+    (tmp_path / "bench" / "results" / "kills.txt").write_text(text, encoding="utf-8")
+    said = "* [kills](../bench/results/kills.txt): 7 kills, 0 differ"
+    assert generate["fault_figures"]() == said
+
+
 def cells(page: str, heading: str) -> Iterator[list[str]]:
     """The body rows of the tables under a heading, cell by cell."""
     text = page.split(f"\n## {heading}\n")[1].split("\n## ")[0]

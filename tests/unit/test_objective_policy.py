@@ -47,6 +47,7 @@ def gate(
     return got, got.per_token_BT[0].tolist(), grad_BT[0].tolist()
 
 
+@pytest.mark.fault(15)
 def test_log_ratio_is_limited_and_counted() -> None:
     logp_BT = row(-1.0, -30.0, -1.0, NAN, grad=True)
     old_BT = row(-1.5, -1.0, -50.0, NAN)
@@ -66,6 +67,7 @@ def test_log_ratio_at_unchanged_weights_is_exactly_zero() -> None:
     assert count.item() == 0
 
 
+@pytest.mark.fault(12)
 def test_log_ratio_does_not_hide_nan_at_a_valid_token() -> None:
     got, _ = policy.log_ratio(row(NAN), row(-1.0), mask_BT=torch.tensor([[True]]))
     assert got.isnan().all()
@@ -245,6 +247,7 @@ def estimator(name: kl.Estimator) -> Callable[..., Tensor]:
     return per_token
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("junk", [NAN, math.inf, -math.inf, 1e30])
 @pytest.mark.parametrize(

@@ -113,6 +113,7 @@ def test_log_odds_of_hand_numbers() -> None:
     torch.testing.assert_close(grad_BT, want_BT)
 
 
+@pytest.mark.fault(15)
 def test_log_odds_of_a_certain_answer_are_held_and_say_so() -> None:
     # Surely (also by rounding above 1), within the limit, near it, hopeless, and no token at all.
     logp_BT = double(0.0, 1e-9, -1e-12, -1e-6, -800.0, 0.0)[:, None].requires_grad_()
@@ -135,6 +136,7 @@ def test_a_float32_certain_answer_gives_orpo_no_nan() -> None:
     assert slopes(got.loss_B, logp_BT) == [[[0.0] * 3] * 2]
 
 
+@pytest.mark.fault(14)
 @pytest.mark.parametrize("score", answers.SCORES)
 @pytest.mark.parametrize("poison", [NAN, INF, -1e30])
 def test_what_lies_under_a_token_mask_stays_there(score: Any, poison: float) -> None:
@@ -154,6 +156,7 @@ def test_what_lies_under_a_token_mask_stays_there(score: Any, poison: float) -> 
     assert torch.equal(got_grad_BT != 0, mask_BT)
 
 
+@pytest.mark.fault(12)
 @pytest.mark.parametrize("score", answers.SCORES)
 def test_nan_at_a_trained_token_is_not_hidden(score: Any) -> None:
     logp_BT = torch.tensor([[-1.0, NAN]])
@@ -331,6 +334,7 @@ def test_ipo_wants_a_difference_of_its_own_size() -> None:
     assert slopes(got.loss_B, chosen_B)[0] == want
 
 
+@pytest.mark.fault(15)
 @pytest.mark.parametrize("link", PAIR_LINKS)
 @pytest.mark.parametrize("size", [1e3, -1e3])
 def test_far_from_the_reference_everything_is_finite(link: str, size: float) -> None:
@@ -362,6 +366,7 @@ def test_an_absent_pair_is_not_looked_at(link: str, poison: float, smoothing: fl
         assert grad[1] == 0.0 and all(map(math.isfinite, grad))
 
 
+@pytest.mark.fault(12)
 def test_nan_in_a_present_pair_is_not_hidden() -> None:
     for link in PAIR_LINKS:
         assert pairs(double(NAN), double(0.0), link=link).loss_B.isnan().all(), link

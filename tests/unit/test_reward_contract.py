@@ -43,6 +43,7 @@ def test_values_that_count(value, expected):
     assert verdict.value == expected
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize(
     "value",
     [
@@ -207,6 +208,7 @@ def test_async_functions_are_awaited():
     assert serve(message)["value"] == 0.5
 
 
+@pytest.mark.fault(24)
 def test_each_value_of_a_list_is_read_by_the_rule():
     reply = batch.read_list([1.0, None, math.nan, "1", True], 5)
     parts = batch.read_reply(reply, 5)
@@ -221,6 +223,7 @@ def test_each_value_of_a_list_is_read_by_the_rule():
     assert batch.read_list(np.array([0.5, 1.0]), 2)["parts"][1]["value"] == 1.0
 
 
+@pytest.mark.fault(24)
 @pytest.mark.parametrize(
     ("result", "reason"),
     [

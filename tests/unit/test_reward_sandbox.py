@@ -111,6 +111,7 @@ def test_the_wall_clock_ends_what_sleeps(tier):
         assert box.run(Job("print(1)")).stdout == b"1\n"
 
 
+@pytest.mark.fault(30)
 @pytest.mark.parametrize("tier", [t for t in TIERS if t is not Tier.NONE])
 def test_cpu_and_memory_end_what_uses_them_up(tier):
     with Box(tier, SMALL) as box:
@@ -140,6 +141,7 @@ def test_the_cpu_time_of_all_processes_counts_together():
         assert box.run(Job(program)).ended is Ended.CPU
 
 
+@pytest.mark.fault(30)
 def test_a_flood_is_cut(tier):
     for stream in ("stdout", "stderr"):
         with Box(tier, SMALL) as box:
@@ -154,6 +156,7 @@ def test_a_program_has_no_environment_and_an_empty_folder(tier, monkeypatch):
     assert told.stdout == b"{} []\n"
 
 
+@pytest.mark.fault(30)
 def test_a_child_left_behind_ends_with_its_program(tier):
     program = (
         "import os, time\n"
@@ -229,6 +232,7 @@ def test_a_folder_is_removed_whatever_its_rights_and_never_through_a_link(tmp_pa
     assert not folder.exists() and outside.stat().st_mode & 0o777 == 0o755
 
 
+@pytest.mark.fault(28)
 def test_a_box_that_cannot_be_started_says_so_and_leaves_nothing(tier, monkeypatch):
     monkeypatch.setattr(sandbox_walls, "interpreter", lambda script: ("/no/such/python", *script))
     with pytest.raises(SandboxError, match=r"did not start.*No such file"):
@@ -241,6 +245,7 @@ def test_a_supervisor_that_ends_at_once_is_the_machines_fault(tier, monkeypatch)
         Box(tier, SMALL)
 
 
+@pytest.mark.fault(29)
 @pytest.mark.parametrize(
     "lie",
     [

@@ -234,3 +234,14 @@ def test_a_forked_child_does_not_keep_the_lock(directory: RunDirectory) -> None:
         os.waitpid(child, 0)
         for end in (*ready, *done):
             os.close(end)
+
+
+def test_a_recipe_that_no_run_wrote_is_never_written_over(tmp_path: Path) -> None:
+    own = tmp_path / "recipe.yaml"
+    own.write_text("method: rloo\nrun: {dir: .}\n", encoding="utf-8")
+    for create in (RunDirectory(tmp_path).create, RunDirectory(tmp_path).create_chain):
+        with pytest.raises(RunDirectoryError, match=r"holds a recipe\.yaml that no run wrote"):
+            create()
+    assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
+    own.write_text("# The resolved recipe; after each value: where it came from.\nmethod: rloo\n")
+    RunDirectory(tmp_path).create()

@@ -74,6 +74,7 @@ def test_a_value_that_is_not_json_writes_nothing_of_its_step(directory: RunDirec
     ledger.close()
 
 
+@pytest.mark.fault(3)
 def test_resume_cuts_later_rows_and_a_torn_line_and_keeps_events(directory: RunDirectory) -> None:
     _write(directory, range(1, 8))
     with open(directory.metrics, "ab") as file:
@@ -133,6 +134,7 @@ def test_the_reservoir_is_bounded_keyed_and_covers_every_place(tmp_path: Path) -
     assert {place for _, place in first} == set(range(8))
 
 
+@pytest.mark.fault(6)
 def test_an_unwritable_file_costs_one_warning_and_no_row(
     directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -154,6 +156,7 @@ def test_an_unwritable_file_costs_one_warning_and_no_row(
     ledger.close()
 
 
+@pytest.mark.fault(6)
 def test_rows_in_memory_are_bounded_and_the_loss_is_counted(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +190,7 @@ print("alive")
 """
 
 
+@pytest.mark.fault(6)
 def test_a_disk_that_fills_in_the_middle_of_a_line_tears_no_line(tmp_path: Path) -> None:
     if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
         pytest.skip("this machine limits file sizes itself")
@@ -202,6 +206,78 @@ def test_a_disk_that_fills_in_the_middle_of_a_line_tears_no_line(tmp_path: Path)
     (event,) = read_events(tmp_path / "run")
     assert event["kind"] == "gap"
     assert done.stderr.count("cannot be written") == 1
+
+
+def _write_two_rows_a_step(ledger: Ledger, steps: range) -> None:
+    for step in steps:
+        ledger.step(step, {"loss": step / 4}, [{"prompt": "a"}, {"prompt": "a"}])
+
+
+def _steps(path: Path) -> list[int]:
+    return [json.loads(line)["step"] for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize("written_since", [False, True])
+def test_rows_that_waited_at_a_checkpoint_survive_a_kill(
+    written_since: bool, directory: RunDirectory
+) -> None:
+    """The checkpoint is of step 4, and the process dies two steps later."""
+    ledger = Ledger(directory, resume_step=None)
+    files = (directory.metrics, directory.groups, directory.events)
+    for path in files:
+        path.mkdir()
+    _write_two_rows_a_step(ledger, range(1, 5))
+    ledger.event("finding", "told once")
+    ledger.secure()
+    assert ledger.waiting == 4 + 8 + 1
+    for path in files:
+        path.rmdir()
+    if written_since:
+        _write_two_rows_a_step(ledger, range(5, 7))
+        assert _steps(directory.metrics) == [1, 2, 3, 4, 5, 6]
+    again = Ledger(directory, resume_step=4)
+    assert _steps(directory.metrics) == [1, 2, 3, 4]
+    assert _steps(directory.groups) == [1, 1, 2, 2, 3, 3, 4, 4]
+    again.close()
+    assert not (directory.path / "waiting.json").exists()
+    events = read_events(directory.path)
+    assert [event["message"] for event in events if event["kind"] == "finding"] == ["told once"]
+    gaps = {event["file"]: event["recovered"] for event in events if event["kind"] == "gap"}
+    more = 1 if written_since else 0  # the row whose writing found the disk mended
+    assert (gaps["metrics.jsonl"], gaps["groups.jsonl"]) == (4 + more, 8 + 2 * more)
+
+
+@pytest.mark.fault(6)
+def test_rows_that_wait_and_are_done_again_are_not_doubled(directory: RunDirectory) -> None:
+    """The newest checkpoint is older than what was put aside."""
+    ledger = Ledger(directory, resume_step=None)
+    directory.metrics.mkdir()
+    _write_two_rows_a_step(ledger, range(1, 6))
+    ledger.close()
+    directory.metrics.rmdir()
+    again = Ledger(directory, resume_step=3)
+    _write_two_rows_a_step(again, range(4, 6))
+    again.close()
+    assert _steps(directory.metrics) == [1, 2, 3, 4, 5]
+    assert _steps(directory.groups) == [1, 1, 2, 2, 3, 3, 4, 4, 5, 5]
+
+
+@pytest.mark.fault(5, 6)
+def test_no_checkpoint_is_due_without_the_rows_before_it(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(directory, resume_step=None)
+    directory.metrics.mkdir()
+    ledger.step(1, {"loss": 0.5})
+
+    def refuse(path: Path, value: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("surefoot.run.ledger.atomic_write_json", refuse)
+    with pytest.raises(OSError, match="No space left"):
+        ledger.secure()
+    assert ledger.waiting == 1
 
 
 def test_rows_of_a_group() -> None:

@@ -16,6 +16,7 @@ from surefoot.run.read import (
     Evaluation,
     evaluations,
     latest_step,
+    read_environment,
     read_groups,
     read_metrics,
     summary,
@@ -273,3 +274,59 @@ def test_a_curve_is_a_png_of_every_run(run: Path, tmp_path: Path) -> None:
 def test_smoothing_by_hand() -> None:
     assert smooth([1.0, 2.0, 6.0, 0.0], 3) == [1.5, 3.0, pytest.approx(8 / 3), 3.0]
     assert smooth([5.0], 3) == [5.0]
+
+
+# -- rows that a hand or a disk has changed --------------------------------------------------------
+
+
+def test_rows_that_do_not_tell_their_step_are_foreign(run: Path) -> None:
+    whole = read_metrics(run)
+    odd = [{"step": step} for step in ("1", None, True, 1.5, [1], -1, 2**63)]
+    with open(run / "metrics.jsonl", "a", encoding="utf-8") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in odd) + "[" * 100_000 + "\n")
+    assert read_metrics(run) == whole
+    assert latest_step(run) == max(row["step"] for row in whole)
+
+
+@pytest.mark.parametrize("value", ["x", [], {}, True, 1e308, 10**400, float("inf"), float("nan")])
+def test_figures_that_are_no_numbers_are_missing(run: Path, value: Any) -> None:
+    names = ("eval/accuracy", "eval/n", "eval/reward", "time/step", "time/rollout", "cost/total")
+    _jsonl(run / "metrics.jsonl", [{"step": 0, **dict.fromkeys(names, value)}])
+    found = summary(run)
+    assert (found.first, found.seconds_per_step, found.cost) == (None, None, None)
+    assert found.time_shares == {}
+
+
+@pytest.mark.parametrize(
+    ("accuracy", "n"), [(-0.1, 4), (1.1, 4), (0.5, 0), (0.5, -4)], ids=lambda value: str(value)
+)
+def test_shares_that_cannot_be_are_no_evaluation(run: Path, accuracy: float, n: int) -> None:
+    _jsonl(run / "metrics.jsonl", [{"step": 0, "eval/accuracy": accuracy, "eval/n": n}])
+    assert evaluations(run) == []
+
+
+def test_verdicts_of_odd_prompts_are_left_out(run: Path) -> None:
+    pairs = summary(run).pairs
+    with open(run / "groups.jsonl", "a", encoding="utf-8") as file:
+        for prompt in ([1], {"a": 1}, None):
+            row = {"step": 0, "split": "eval", "prompt": prompt, "correct": True}
+            file.write(json.dumps(row) + "\n")
+    assert summary(run).pairs == pairs > 0
+
+
+def test_a_file_that_is_none_is_refused_by_name(run: Path) -> None:
+    (run / "metrics.jsonl").unlink()
+    (run / "metrics.jsonl").mkdir()
+    with pytest.raises(
+        RunDirectoryError, match=r"metrics\.jsonl cannot be read \(Is a directory\)"
+    ):
+        summary(run)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "7", "\x80", "[" * 100_000, None])
+def test_a_damaged_record_of_the_machine_is_refused_by_name(run: Path, text: str | None) -> None:
+    file = run / "environment.json"
+    if text is not None:
+        file.write_text(text, encoding="latin-1")
+    with pytest.raises(RunDirectoryError, match=r"environment\.json: .*damaged"):
+        read_environment(run)

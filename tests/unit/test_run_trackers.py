@@ -82,6 +82,7 @@ def test_everything_arrives_in_order(tmp_path: Path) -> None:
     assert trackers.troubles() == []
 
 
+@pytest.mark.fault(36)
 def test_a_sink_that_raises_warns_once_and_leaves_the_others_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_sink_that_raises_warns_once_and_leaves_the_others_alone(
     assert bad.calls[-1] == ("finish",)
 
 
+@pytest.mark.fault(36)
 def test_a_sink_that_cannot_start_is_off(tmp_path: Path) -> None:
     sink = NotStarting()
     trackers = _open(tmp_path, sink=sink)
@@ -108,6 +110,7 @@ def test_a_sink_that_cannot_start_is_off(tmp_path: Path) -> None:
     assert trackers.troubles() == []
 
 
+@pytest.mark.fault(36)
 def test_a_sink_that_hangs_never_blocks(tmp_path: Path) -> None:
     sink, good = Hanging(), Recorder()
     trackers = _open(tmp_path, queue_length=4, sink=sink, good=good)

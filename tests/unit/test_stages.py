@@ -515,6 +515,7 @@ def test_a_stage_that_fails_is_named_in_the_events(tiny_model: Path, tmp_path: P
     assert "nowhere.jsonl" in rows[-1]["message"]
 
 
+@pytest.mark.fault(5)
 def test_a_last_step_that_the_disk_refused_ends_the_chain(
     tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
