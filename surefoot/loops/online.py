@@ -36,6 +36,7 @@ class OnlineLoop(StepLoop[Evaluated]):
     ) -> None:
         super().__init__(desk, progress, stopper, parts.callbacks, parts.recipe.run)
         self.parts = parts
+        parts.grader.interrupt = stopper.check
         self.learner = learner
         self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
         # The stepper's book holds it from here on.

@@ -102,6 +102,8 @@ class Grader:
         self._pending: list[Pending] = []
         self._streaks: dict[str, tuple[int, str]] = {}
         self._spent = 0.0
+        self.interrupt: Callable[[], None] = lambda: None
+        """Called while `collect` waits; raises to abandon what was submitted."""
 
     def __enter__(self) -> Grader:
         return self
@@ -207,9 +209,9 @@ class Grader:
             for share in pending.shares:
                 share.work_here()
             if pending.workers is not None:
-                pending.workers.wait()
+                pending.workers.wait(self.interrupt)
             for share in pending.shares:
-                share.wait()
+                share.wait(self.interrupt)
         except BaseException:
             self._abandon(pending)
             raise

@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
+_POLL = 0.05
+"""Seconds between two looks at whether the run is to stop."""
+
 
 @dataclass(frozen=True, slots=True)
 class Item:
@@ -69,8 +72,10 @@ class Task(Generic[Result]):
         """Wait for it, whatever comes of it."""
         self._done.wait()
 
-    def wait(self) -> Result:
-        self._done.wait()
+    def wait(self, interrupt: Callable[[], None]) -> Result:
+        """`interrupt` is called now and then meanwhile, and may raise."""
+        while not self._done.wait(_POLL):
+            interrupt()
         if self._error is not None:
             raise self._error
         return self._results[0]
@@ -184,10 +189,10 @@ class Share:
         assert reward.scorer is not None, reward.name
         return reward.scorer([item.sample for item in self._items])
 
-    def wait(self) -> None:
+    def wait(self, interrupt: Callable[[], None]) -> None:
         """Until a scorer that runs in a thread of its own is done."""
         if self._task is not None:
-            self._found = self._task.wait()
+            self._found = self._task.wait(interrupt)
             self._seconds = self._task.seconds
 
     def finish(self, tally: Tally) -> list[PartScore]:

@@ -78,30 +78,65 @@ def letters(sample) -> float:
     return 1.0
 """
 
+BASELINE = """
+import pathlib
+import time
+
+
+def sleeps(reward_PG, *, valid_PG, length_PG):
+    if pathlib.Path("asleep").exists():
+        pathlib.Path("asleep").write_text("now")
+        time.sleep(600)
+    return reward_PG - 0.5
+"""
+
+
+def _until(holds: Callable[[], bool], child: Any) -> None:
+    deadline = time.monotonic() + 60
+    while not holds() and time.monotonic() < deadline:
+        assert child.poll() is None, child.err.read_text()
+        time.sleep(0.01)
+
+
+@pytest.mark.fault(4)
+def test_scoring_is_abandoned_however_long_it_would_take(tiny_model: Path, tmp_path: Path) -> None:
+    recipe = make_recipe(tmp_path, tiny_model, method={"name": "grpo"}, run__checkpoint_every=0)
+    assert train(recipe, "run.steps=2").returncode == 0
+    (tmp_path / "reward.py").write_text(SLEEPS, encoding="utf-8")
+    child = start(recipe, "run.steps=4", "reward.0.timeout=600")
+    events = tmp_path / "run" / "events.jsonl"
+    _until(lambda: '"resumed"' in events.read_text(), child)
+    time.sleep(0.5)
+    kill(child, signal.SIGTERM)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == EXIT_INTERRUPTED, err
+    assert "state is saved" in err
+    assert [e for e in read_events(tmp_path / "run") if e["kind"] == "stopped"]
+    assert saved_steps(tmp_path / "run")[-1] == 2 and steps_of(tmp_path / "run") == [0, 1, 2]
+
 
 @pytest.mark.fault(4)
 def test_what_finds_no_safe_place_ends_after_the_grace_time(
     tiny_model: Path, tmp_path: Path
 ) -> None:
-    """A reward that takes ten minutes: nothing can be saved meanwhile, and nothing is lost."""
-    recipe = make_recipe(tmp_path, tiny_model, method={"name": "grpo"}, run__steps=2)
-    done = train(recipe, "run.steps=2")
-    assert done.returncode == 0, done.stderr
-    (tmp_path / "reward.py").write_text(SLEEPS, encoding="utf-8")
-    child = start(recipe, "run.steps=4", "run.grace=0.5", "reward.0.timeout=600")
-    deadline = time.monotonic() + 60
-    events = tmp_path / "run" / "events.jsonl"
-    while '"resumed"' not in events.read_text() and time.monotonic() < deadline:
-        assert child.poll() is None, child.err.read_text()
-        time.sleep(0.01)
-    time.sleep(0.3)
+    """A baseline of the user's own that takes ten minutes: nothing can be saved meanwhile."""
+    (tmp_path / "maths.py").write_text(BASELINE, encoding="utf-8")
+    method = {"name": "rloo", "baseline": {"use": "maths.py:sleeps"}}
+    recipe = make_recipe(tmp_path, tiny_model, method=method, run__steps=40)
+    child = start(recipe, "run.grace=0.5")
+    wait_for_step(tmp_path / "run", 2, child)
+    (tmp_path / "asleep").touch()
+    _until(lambda: (tmp_path / "asleep").read_text() == "now", child)
     began = time.monotonic()
     kill(child, signal.SIGTERM)
     _, err = child.communicate(timeout=60)
     assert child.returncode == EXIT_INTERRUPTED, err
     assert 0.5 <= time.monotonic() - began < 30
     assert "nothing could be saved within run.grace, 0.5 seconds" in err
-    assert saved_steps(tmp_path / "run")[-1] == 2 and steps_of(tmp_path / "run") == [0, 1, 2]
+    (tmp_path / "asleep").unlink()
+    done = train(recipe)
+    assert done.returncode == 0, done.stderr
+    assert steps_of(tmp_path / "run") == list(range(41))
 
 
 @pytest.mark.fault(4)

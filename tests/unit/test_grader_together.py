@@ -163,3 +163,36 @@ def test_each_function_keeps_its_state_in_a_worker_of_its_own():
         assert (graded.scores or ())[0].parts == {"first": 1.0, "second": 10.0}
         (graded,) = grader.score([group(["a"])])
         assert (graded.scores or ())[0].parts == {"first": 2.0, "second": 20.0}
+
+
+@pytest.mark.parametrize("kind", ["worker", "network"])
+def test_waiting_can_be_interrupted_and_the_grader_lives_on(kind, tmp_path):
+    go_on = tmp_path / "go on"
+
+    def slow(sample: RewardSample) -> float:
+        until = time.monotonic() + PATIENCE
+        while not go_on.exists() and time.monotonic() < until:
+            time.sleep(0.01)
+        return 1.0
+
+    own = slow if kind == "worker" else lambda sample: 1.0
+    with Grader([native(own, name="own", timeout=PATIENCE)]) as grader:
+        if kind == "network":
+            with_scorers(grader, scorer("slow", slow))
+        asked: list[float] = []
+
+        def stop() -> None:
+            asked.append(time.monotonic())
+            if len(asked) > 2:
+                raise KeyboardInterrupt
+
+        grader.interrupt = stop
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            grader.score([group(["a", "b"])])
+        assert time.monotonic() - began < PATIENCE / 2
+        assert len(asked) == 3
+        go_on.touch()
+        grader.interrupt = lambda: None
+        (graded,) = grader.score([group(["a", "b"])])
+        assert [score.parts["own"] for score in graded.scores or ()] == [1.0, 1.0]
