@@ -122,7 +122,7 @@ def test_what_finds_no_safe_place_ends_after_the_grace_time(
     """A baseline of the user's own that takes ten minutes: nothing can be saved meanwhile."""
     (tmp_path / "maths.py").write_text(BASELINE, encoding="utf-8")
     method = {"name": "rloo", "baseline": {"use": "maths.py:sleeps"}}
-    recipe = make_recipe(tmp_path, tiny_model, method=method, run__steps=40)
+    recipe = make_recipe(tmp_path, tiny_model, method=method, run__steps=4000)
     child = start(recipe, "run.grace=0.5")
     wait_for_step(tmp_path / "run", 2, child)
     (tmp_path / "asleep").touch()
@@ -134,9 +134,10 @@ def test_what_finds_no_safe_place_ends_after_the_grace_time(
     assert 0.5 <= time.monotonic() - began < 30
     assert "nothing could be saved within run.grace, 0.5 seconds" in err
     (tmp_path / "asleep").unlink()
-    done = train(recipe)
+    end = saved_steps(tmp_path / "run")[-1] + 3
+    done = train(recipe, f"run.steps={end}")
     assert done.returncode == 0, done.stderr
-    assert steps_of(tmp_path / "run") == list(range(41))
+    assert steps_of(tmp_path / "run") == list(range(end + 1))
 
 
 @pytest.mark.fault(4)
