@@ -7,7 +7,9 @@ traceback goes to a file that is named.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -300,5 +302,24 @@ def main() -> None:
         # Not `app()`: that puts typer's own excepthook in the place of ours.
         typer.main.get_command(app)(prog_name="surefoot")
     except SurefootError as error:
-        sys.stderr.write(f"surefoot: {error}\n")
+        _say(f"surefoot: {error}\n")
         sys.exit(error.exit_code)
+    finally:
+        _settle_streams()
+
+
+def _say(text: str) -> None:
+    """On stderr, which may lie on the very disk that is full."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+
+
+def _settle_streams() -> None:
+    """Python itself would end with 120 where a stream cannot be flushed, whatever our exit code."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, stream.fileno())
+            os.close(null)

@@ -18,7 +18,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from surefoot.errors import Interrupted, ModelError, RecipeError, Stop
+from surefoot.errors import Interrupted, ModelError, RecipeError, RunDirectoryError, Stop
 from surefoot.loops.assemble import Outside, outside
 from surefoot.loops.callbacks import Callback, Callbacks, EndedByCallback
 from surefoot.loops.desk import Desk
@@ -42,6 +42,7 @@ from surefoot.recipe.text import read, split_override
 from surefoot.run.checkpoint import Loaded
 from surefoot.run.directory import RunDirectory, environment
 from surefoot.run.display import Display
+from surefoot.run.files import DISK_REFUSES
 from surefoot.run.ledger import Ledger
 from surefoot.run.lock import RunLock
 from surefoot.run.read import read_metrics
@@ -86,19 +87,35 @@ def _run(plan: Recipe, *, given: Outside, hooks: Callbacks, stopper: Stopper) ->
     """One training, from its start or its newest checkpoint to its end."""
     stopper.grace = plan.run.grace
     directory = RunDirectory(str(plan.run.dir)).create()
-    with RunLock(directory):
-        plan, checkpoint, changes = resumed(directory, plan)
-        plan = grounded(plan, directory.path)
-        loaded = _adopted(given, plan, directory, checkpoint)
-        if checkpoint is not None and is_complete(checkpoint, int(plan.run.steps or 0)):
-            sys.stderr.write(f"surefoot: {directory.path} is complete at step {checkpoint.step}\n")
-            if loaded is not None and "policy" in checkpoint.names:
-                load_policy(loaded.model, checkpoint)
-        else:
-            tune_allocator()
-            job = _Job(directory, checkpoint, changes, given, hooks, stopper)
-            loaded = job.train(plan, loaded)
+    try:
+        with RunLock(directory):
+            loaded = _run_locked(directory, plan, given, hooks, stopper)
+    except OSError as error:
+        if error.errno not in DISK_REFUSES:
+            raise
+        raise RunDirectoryError(
+            f"the disk of run.dir refuses ({error.strerror}: {error.filename or directory.path}); "
+            "checkpoints are untouched. Free space, or name another run.dir, and send the same "
+            "command again"
+        ) from error
     return Run(directory.path, given=given, loaded=loaded)
+
+
+def _run_locked(
+    directory: RunDirectory, plan: Recipe, given: Outside, hooks: Callbacks, stopper: Stopper
+) -> LoadedModel | None:
+    plan, checkpoint, changes = resumed(directory, plan)
+    plan = grounded(plan, directory.path)
+    loaded = _adopted(given, plan, directory, checkpoint)
+    if checkpoint is not None and is_complete(checkpoint, int(plan.run.steps or 0)):
+        sys.stderr.write(f"surefoot: {directory.path} is complete at step {checkpoint.step}\n")
+        if loaded is not None and "policy" in checkpoint.names:
+            load_policy(loaded.model, checkpoint)
+    else:
+        tune_allocator()
+        job = _Job(directory, checkpoint, changes, given, hooks, stopper)
+        loaded = job.train(plan, loaded)
+    return loaded
 
 
 def _given(

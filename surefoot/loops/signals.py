@@ -11,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -54,17 +54,16 @@ class Stopper:
             os._exit(EXIT_INTERRUPTED)
         self.name = signal.Signals(number).name
         self._asked = time.monotonic()
-        os.write(2, f"\nsurefoot: {self.name}: saving; again to stop at once\n".encode())
+        _say(f"\nsurefoot: {self.name}: saving; again to stop at once\n")
         # A thread, because the main one may be inside one long operation.
         self._timer = threading.Timer(self.grace, self._expire)
         self._timer.daemon = True
         self._timer.start()
 
     def _expire(self) -> None:
-        os.write(
-            2,
+        _say(
             f"surefoot: {self.name}: nothing could be saved within run.grace, {self.grace:g} "
-            "seconds; the same command resumes from the newest checkpoint\n".encode(),
+            "seconds; the same command resumes from the newest checkpoint\n"
         )
         os._exit(EXIT_INTERRUPTED)
 
@@ -92,3 +91,9 @@ class Stopper:
         raise Interrupted(
             f"interrupted by {self.name}; state is saved, and the same command resumes it"
         )
+
+
+def _say(text: str) -> None:
+    """On stderr, which may lie on the very disk that is full."""
+    with suppress(OSError):
+        os.write(2, text.encode())
