@@ -34,6 +34,7 @@ _STREAM = "unit/test_data_stream.py"
 _GROUP = "unit/test_objective_group.py"
 _LOAD = "unit/test_models_load.py"
 _KILL = "faults/test_kill_resume.py"
+_ANYWHERE = "faults/test_kill_anywhere.py"
 _TURNS = "unit/test_models_turns.py"
 _EXAMPLES = "unit/test_data_examples.py"
 _CRITIC = "unit/test_critic_gradient.py"
@@ -230,7 +231,7 @@ BUGS: tuple[Bug, ...] = (
         "buffers are lost on resume",
         (
             f"{_KILL}::test_kill_nine_within_given_steps",
-            "faults/test_kill_anywhere.py::test_kill_nine_at_random_moments",
+            f"{_ANYWHERE}::test_kill_nine_at_random_moments",
         ),
     ),
     Bug(
@@ -433,8 +434,7 @@ BUGS: tuple[Bug, ...] = (
         "a resume at the end of an epoch skips the next one",
         (
             f"{_STREAM}::test_resume_is_exact_at_every_cursor",
-            f"{_KILL}::test_the_undisturbed_runs_cross_an_epoch_and_clip",
-            f"{_KILL}::test_kill_nine_within_given_steps",
+            f"{_ANYWHERE}::test_killed_at_the_middle_and_at_the_end_of_an_epoch",
         ),
     ),
     Bug(
@@ -442,7 +442,7 @@ BUGS: tuple[Bug, ...] = (
         "the state of the data is not restored",
         (
             f"{_STREAM}::test_resume_is_exact_at_every_cursor",
-            "faults/test_kill_anywhere.py::test_kill_nine_at_random_moments",
+            f"{_ANYWHERE}::test_kill_nine_at_random_moments",
         ),
     ),
     Bug(

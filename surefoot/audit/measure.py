@@ -26,7 +26,7 @@ def lengths_of(model: str, *, max_tokens: int | None) -> Lengths:
     try:
         context = context_of(AutoConfig.from_pretrained(folder))
         tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:  # the libraries raise whatever their readers do
         raise RecipeError(why_not(model, error, key=_KEY)) from error
     if max_tokens is not None and max_tokens > context:
         raise RecipeError(

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from surefoot.errors import DataError
 from surefoot.report.page import (
     Bars,
     Grid,
@@ -137,11 +138,17 @@ class AuditReport:
 
     def write(self, folder: Path) -> tuple[Path, Path]:
         """audit.json and audit.html in `folder`, which is made; an earlier audit is replaced."""
-        folder.mkdir(parents=True, exist_ok=True)
         data, page = folder / JSON_NAME, folder / PAGE_NAME
         text = json.dumps(self.to_json(), indent=2, ensure_ascii=False, allow_nan=False)
-        data.write_text(text + "\n", encoding="utf-8", newline="\n")
-        return data, write_page(page, self._page())
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            data.write_text(text + "\n", encoding="utf-8", newline="\n")
+            return data, write_page(page, self._page())
+        except OSError as error:
+            raise DataError(
+                f"--out: {str(folder)!r:.200} cannot be written ({error.strerror}); name another "
+                "directory"
+            ) from error
 
     def _worst(self) -> Severity:
         found = {finding.severity for finding in self.findings}

@@ -249,8 +249,8 @@ def _hold_out(rows: Sequence[Coded], size: int, *, key: str) -> tuple[list[Coded
     if len(prompts) <= size:
         raise RecipeError(
             f"{key}.eval_size is {size}, but the source has only {len(prompts)} different prompts "
-            f"that fit, and at least one must stay for training. Set eval_size below "
-            f"{len(prompts)}."
+            f"that fit, and at least one must stay for training. Set eval_size to "
+            f"{max(len(prompts) - 1, 0)}, or give more rows."
         )
     order = draws.permutation(SPLIT_SEED, "split/examples", len(prompts))[:size]
     chosen: Collection[bytes] = {prompts[index] for index in order}

@@ -91,7 +91,8 @@ def split_off(
     if different <= size:
         raise RecipeError(
             f"{key}.eval_size is {size}, but the source has only {different} different prompts "
-            f"that fit, and at least one must stay for training. Set eval_size below {different}."
+            "that fit, and at least one must stay for training. Set eval_size to "
+            f"{max(different - 1, 0)}, or give more rows."
         )
     taken = set(chosen.values())
     train = [row for index, row in enumerate(rows) if index not in taken]

@@ -251,7 +251,8 @@ class OfflineLoop(StepLoop[Look]):
             self.desk.tell(*looked.finding)
 
     def _state(self) -> dict[str, Any]:
-        self.progress.budget = self.task.budget
+        asked = self.recipe.optim.tokens_per_microbatch
+        self.progress.budget = self.task.budget if self.task.budget != asked else 0
         return super()._state()
 
     def _tensors(self) -> dict[str, dict[str, Tensor]]:

@@ -154,7 +154,9 @@ class OnlineLoop(StepLoop[Evaluated]):
             row["cost/total"] = self.progress.cost = self._paid_before + spent
 
     def _state(self) -> dict[str, Any]:
-        self.progress.budget = self.learner.packing.budget
+        budget = self.learner.packing.budget
+        asked = self.parts.recipe.optim.tokens_per_microbatch
+        self.progress.budget = budget if budget != asked else 0
         self._count_cost({})
         state = super()._state()
         if self.stepper.book is not None:

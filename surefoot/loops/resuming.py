@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, RunDirectoryError
 from surefoot.loops.state import progress_of
 from surefoot.recipe import Recipe, load
 from surefoot.recipe.resume import Change, check_resume, with_length_of
@@ -25,6 +25,11 @@ _NAMED_BY = {DATA: ("data", "model.template"), TEMPLATE: ("model.template",)}
 def resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None, list[Change]]:
     """The recipe with what the run had resolved, the checkpoint to go on from, what changed."""
     if not directory.recipe.is_file():
+        if directory.has_checkpoint():
+            raise RunDirectoryError(
+                f"{directory.path} holds checkpoints and no {directory.recipe.name}, so nothing "
+                "says what they are of; put the file back, or name another run.dir"
+            )
         return recipe, None, []
     old = load(directory.recipe, base_dir=recipe.base_dir, outside=("data", "reward"))
     kept = old.optim.tokens_per_microbatch
@@ -32,7 +37,12 @@ def resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | N
         recipe = recipe.with_auto({"optim.tokens_per_microbatch": kept})
     recipe = with_length_of(old, recipe)
     loaded = load_latest(directory) if directory.has_checkpoint() else None
-    changes = check_resume(old, recipe) if loaded is not None else []
+    if loaded is None:
+        return recipe, None, []
+    changes = check_resume(old, recipe)
+    if any(change.key == "optim.tokens_per_microbatch" for change in changes):
+        # Another machine, perhaps: what is asked for is tried again.
+        loaded.state["budget"] = 0
     return recipe, loaded, changes
 
 

@@ -119,7 +119,13 @@ def _save_model(directory: RunDirectory) -> None:
         shutil.rmtree(left, ignore_errors=True)
     export_whole(directory.path, part, steps[-1])
     _sync(part)
-    part.rename(directory.model)
+    try:
+        part.rename(directory.model)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{directory.model} cannot be put in place ({error.strerror}); move what lies there "
+            "elsewhere, and send the same command again"
+        ) from error
     fsync_directory(directory.path)
 
 

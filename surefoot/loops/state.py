@@ -54,7 +54,7 @@ class Progress:
     cursor: dict[str, Any] = field(default_factory=dict)
     """The stream's place."""
     budget: int = 0
-    """Tokens per micro-batch; lower than asked for after running out of memory."""
+    """Tokens per micro-batch after running out of memory; 0 while they are those asked for."""
     owed: dict[str, Any] | None = None
     """A step whose evaluation was cut off, and whose row is written after it (`stepping.Step`)."""
     cost: float = 0.0

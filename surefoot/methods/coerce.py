@@ -21,6 +21,9 @@ from surefoot.methods.choices import FAMILIES, Family
 from surefoot.methods.custom import CONTRACTS, Custom
 from surefoot.methods.types import Method, Row
 
+_LARGEST: Mapping[Any, float] = {float: 1e30, int: 2**31 - 1}
+"""Well inside float32 and tensor sizes: beyond them is no setting, and no error that says so."""
+
 
 def with_fields(row: Row, changes: Mapping[str, Any]) -> Row:
     """`row` with the fields of `changes` set, each written as in a recipe.
@@ -183,6 +186,9 @@ def plain_value(annotation: Any, raw: Any, *, path: str) -> Any:
     if annotation is bool and isinstance(raw, bool):
         return raw
     number = isinstance(raw, int | float) and not isinstance(raw, bool)
+    largest = _LARGEST.get(annotation)
+    if number and largest is not None and largest < abs(raw) < math.inf:
+        raise RecipeError(f"{path}: {raw!r:.60} is too large; it is at most {largest:g}")
     if annotation is float and number and math.isfinite(raw):
         return float(raw)
     if annotation is int and number and math.isfinite(raw) and raw == int(raw):

@@ -10,7 +10,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerBase as Tokenizer
 
@@ -58,7 +57,7 @@ def load_backbone(recipe: Recipe, policy: LoadedModel) -> PreTrainedModel:
             ignore_mismatched_sizes=True,
             trust_remote_code=remote,
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:  # the libraries raise whatever their readers do
         raise ModelError(why_not(path, error, key=_KEY)) from error
     finally:
         transformers.utils.logging.set_verbosity(told)

@@ -86,8 +86,19 @@ def put_weights(model: nn.Module, weights: Mapping[str, torch.Tensor]) -> None:
 
 def check_destination(destination: Path) -> None:
     """Refuse a place that holds something already."""
-    if destination.exists() and (not destination.is_dir() or any(destination.iterdir())):
+    try:
+        full = destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
+    except OSError as error:
+        raise _unwritable(destination, error) from error
+    if full:
         raise ModelError(f"export: {destination} exists and is not empty; name a new directory")
+
+
+def _unwritable(destination: Path, error: OSError) -> ModelError:
+    return ModelError(
+        f"{str(destination)!r:.200} cannot be written ({error.strerror or error}); name another "
+        "directory, or make room"
+    )
 
 
 def save_directory(loaded: LoadedModel, destination: Path) -> Path:
@@ -104,8 +115,11 @@ def appearing(destination: Path) -> Iterator[Path]:
 
     After an error nothing is left of it.
     """
-    destination.parent.mkdir(parents=True, exist_ok=True)
-    staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    try:
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
+    except OSError as error:
+        raise _unwritable(destination, error) from error
     try:
         yield staging
         # mkdtemp makes a private folder; a model directory is as readable as its files.
@@ -113,6 +127,8 @@ def appearing(destination: Path) -> Iterator[Path]:
         if destination.exists():
             destination.rmdir()
         staging.rename(destination)
+    except OSError as error:
+        raise _unwritable(destination, error) from error
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 

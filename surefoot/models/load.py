@@ -16,7 +16,6 @@ from typing import Any
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from surefoot.errors import ModelError
@@ -76,7 +75,7 @@ def load_model(recipe: Recipe, *, kept: Path | None = None) -> LoadedModel:
             ignore_mismatched_sizes=True,
             **where,
         )
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except Exception as error:  # the libraries raise whatever their readers do
         raise ModelError(why_not(section.path, error)) from error
     check_whole(section.path, info)
     template = PromptTemplate(

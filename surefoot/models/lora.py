@@ -67,6 +67,7 @@ def add_adapter(
     if settings.path is not None:
         config, given = adapter.read(settings, base_dir, key=key)
     else:
+        _refuse_rank(model, settings.rank, key)
         config = LoraConfig(
             r=settings.rank,
             lora_alpha=_whole(settings.alpha),  # type: ignore[arg-type]
@@ -94,6 +95,16 @@ def add_adapter(
         adapter.put(given, adapter_weights(model), where=f"{key}.path: {settings.path}")
     start = "" if given is None else _start_hash(model)
     return AdapterIdentity(_places_hash(model), start)
+
+
+def _refuse_rank(model: nn.Module, rank: int, key: str) -> None:
+    layers = (m for m in model.modules() if isinstance(m, nn.Linear | Conv1D))
+    full = max((min(layer.weight.shape) for layer in layers), default=rank)
+    if rank > full:
+        raise ModelError(
+            f"{key}.rank: {rank} is more than the {full} that the largest layer of the model can "
+            f"use; set it to {full} or less, or leave {key} out to train every weight"
+        )
 
 
 def same_kind(model: PreTrainedModel, settings: Lora) -> Lora:

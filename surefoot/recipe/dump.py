@@ -11,13 +11,13 @@ from typing import Any
 from surefoot.recipe.recipe import Recipe, leaves, to_mapping
 from surefoot.recipe.text import dump
 
-_HEADER = "# The resolved recipe; after each value: where it came from.\n"
+HEADER = "# The resolved recipe; after each value: where it came from.\n"
 
 
 def to_yaml(recipe: Recipe) -> str:
     """`recipe` as YAML that `load` reads back as an equal recipe; floats round-trip exactly."""
     lines = list(_block(to_mapping(recipe), "", 0, recipe, frozenset(leaves(recipe))))
-    return _HEADER + "\n".join(lines) + "\n"
+    return HEADER + "\n".join(lines) + "\n"
 
 
 def _block(

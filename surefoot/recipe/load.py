@@ -99,6 +99,8 @@ def read_source(
 def given(raw: dict[str, Any], origins: Origins) -> list[str]:
     """Check and expand the top level of `raw` in place; the notes of its aliases."""
     brought = {name: raw.pop(name) for name in list(raw) if name in aliases.ALIASES}
+    for name, value in (*raw.items(), *brought.items()):
+        text.check_texts(value, str(name))
     for name in raw:
         _known(str(name))
     for name in KEYS:
@@ -126,6 +128,8 @@ def given(raw: dict[str, Any], origins: Origins) -> list[str]:
 def overridden(raw: dict[str, Any], overrides: Sequence[str], origins: Origins) -> list[str]:
     """Lay `overrides` over `raw` in place; the notes of their aliases."""
     pairs = [text.split_override(override) for override in overrides]
+    for key, value in pairs:
+        text.check_texts(value, key)
     brought = {key: value for key, value in pairs if key in aliases.ALIASES}
     notes: list[str] = []
     spelled: dict[str, str] = {}
@@ -227,13 +231,31 @@ def _built(raw: Mapping[str, Any], *, base_dir: Path | None, stem: str | None) -
         base_dir=base_dir,
         **sections,
     )
+    _check_paths(recipe)
     return _auto(recipe, stem)
+
+
+def _check_paths(recipe: Recipe) -> None:
+    model, critic = recipe.model, recipe.critic
+    paths = {
+        "model.path": model.path,
+        "model.lora.path": None if model.lora is None else model.lora.path,
+        "critic.path": critic.path,
+        "critic.init": critic.init,
+        "run.dir": recipe.run.dir,
+        **{f"data.{i}.source": source.source for i, source in enumerate(recipe.data)},
+        **{f"reward.{i}.use": part.use for i, part in enumerate(recipe.reward)},
+    }
+    for key, path in paths.items():
+        text.check_path(path, key)
 
 
 def _entries(section: type[Section], raw: Any, name: str) -> tuple[Any, ...]:
     own = set(section.model_fields) - {"options"}
     entries = []
-    for index, item in enumerate(raw or []):
+    for index, given_item in enumerate(raw or []):
+        # An override may have put anything in the place of an entry.
+        item = _mapping(name, given_item)
         keys = {key: value for key, value in item.items() if key in own}
         keys["options"] = {key: value for key, value in item.items() if key not in own}
         entries.append(validated(section, keys, path=f"{name}.{index}"))

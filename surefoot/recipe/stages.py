@@ -26,7 +26,7 @@ from surefoot.recipe.recipe import Recipe, leaves
 from surefoot.recipe.references import NAME, STAGES, check_kinds, check_names, folder_name
 from surefoot.recipe.schema import KEYS
 
-_HEADER = (
+HEADER = (
     "# The stages of a chain, each resolved, one after another; after each value: where it came\n"
     "# from. `auto` values are resolved when a stage begins, in its own recipe.yaml.\n"
 )
@@ -56,7 +56,7 @@ class Chain:
             own = to_yaml(stage.recipe).splitlines()[1:]
             lines.append(f"  - name: {text.dump(stage.name)}")
             lines += [f"    {line}" for line in own if not line.startswith("  dir: ")]
-        return _HEADER + "\n".join(lines) + "\n"
+        return HEADER + "\n".join(lines) + "\n"
 
 
 def load_chain(

@@ -7,7 +7,9 @@ Refuses to own meaning: `load.py` and `schema.py` judge the values.
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +31,9 @@ _RESOLVERS = (
 )
 
 
+_UNWRITABLE = re.compile("[\0\ud800-\udfff]")
+_LONGEST_NAME, _LONGEST_PATH = 255, 4000
+"""In bytes: what Linux allows in a path, less what may stand before and behind it."""
 _DEEPEST = 50
 _LARGEST = 100_000
 """Values that a document may hold, an alias counted as all that its anchor stands for."""
@@ -166,8 +171,35 @@ def _one_line(error: yaml.YAMLError) -> str:
     return " ".join(str(error).split())
 
 
+def check_texts(value: Any, key: str) -> None:
+    """Refuse texts, however deep in `value`, that neither a file nor a tokenizer can hold."""
+    if isinstance(value, str):
+        found = _UNWRITABLE.search(value)
+        if found is not None:
+            what = "NUL" if found[0] == "\0" else "half of a surrogate pair"
+            raise RecipeError(
+                f"{key}: has {what} in it, at character {found.start() + 1}, which cannot be "
+                "written to a file; remove it"
+            )
+    elif isinstance(value, Mapping):
+        for name, item in value.items():
+            check_texts(name, key)
+            check_texts(item, f"{key}.{name}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            check_texts(item, f"{key}.{index}")
+
+
+def check_path(text: str | None, key: str) -> None:
+    """Refuse what is too long to be a path; to ask the system for it would be an error."""
+    parts = [] if text is None else os.fsencode(text).split(b"/")
+    if any(len(part) > _LONGEST_NAME for part in parts) or len(text or "") > _LONGEST_PATH:
+        raise RecipeError(f"{key}: {text!r:.60} is too long for a path; name another")
+
+
 def read(path: Path) -> dict[str, Any]:
     """A recipe file as plain values."""
+    check_path(str(path), "the recipe")
     if (path / "recipe.yaml").is_file():
         raise RecipeError(
             f"{path}: is a run directory; send the recipe that it began with, or "

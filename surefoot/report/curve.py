@@ -12,7 +12,7 @@ from typing import Any
 
 from surefoot.errors import SurefootError
 from surefoot.run.directory import RunDirectory
-from surefoot.run.read import evaluations, read_metrics
+from surefoot.run.read import evaluations, number, read_metrics
 
 # The colours of Okabe and Ito, told apart with every kind of colour vision.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -104,8 +104,8 @@ def _draw_run(top: Any, bottom: Any, run: Path, colour: str) -> bool:
         ended = [(look.step, look.eos_share) for look in looks if look.eos_share is not None]
         if ended:
             top.plot(*zip(*ended, strict=True), color=colour, linewidth=1.2, linestyle="--")
-    rows = {row["step"]: row.get("reward") for row in read_metrics(run)}
-    rows = {step: reward for step, reward in rows.items() if reward is not None}
+    measured = {row["step"]: number(row, "reward") for row in read_metrics(run)}
+    rows = {step: reward for step, reward in measured.items() if reward is not None}
     if rows:
         steps = sorted(rows)
         rewards = [rows[step] for step in steps]

@@ -9,11 +9,11 @@ expected ones that never enter the sandbox.
 
 from __future__ import annotations
 
-import math
 import re
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 from surefoot.errors import RecipeError
@@ -24,6 +24,7 @@ from surefoot.reward.sandbox import START_SECONDS, Box, Ended, Job, Limits, Tier
 from surefoot.reward.sandbox_probe import Isolation, isolation
 
 ALLOWANCE = "unisolated_code"
+_LONGEST_SECONDS = 43_200.0
 _MARGIN_SECONDS = 10.0  # of the deadline, beside starting the box: a last report, and its end
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[ \t]*([^\n`]*)$", re.MULTILINE)
 _PYTHON = frozenset({"python", "py", "python3", "py3"})
@@ -63,11 +64,12 @@ class CodeOptions:
             raise ValueError("after is empty; it is a text such as </think>")
         if not 0.0 <= self.tolerance < 1.0:
             raise ValueError(f"tolerance is {self.tolerance}; it is a number from 0 to below 1")
-        if not 0.0 < self.cpu_limit <= self.wall_limit <= self.total_limit < math.inf:
+        limits = (self.cpu_limit, self.wall_limit, self.total_limit, _LONGEST_SECONDS)
+        if not (limits[0] > 0.0 and all(one <= next_one for one, next_one in pairwise(limits))):
             raise ValueError(
                 f"cpu_limit, wall_limit and total_limit are {self.cpu_limit:g}, "
-                f"{self.wall_limit:g} and {self.total_limit:g}; they are seconds, more than 0, and "
-                "none is above the next"
+                f"{self.wall_limit:g} and {self.total_limit:g}; they are seconds, more than 0, "
+                f"none is above the next, and none above {_LONGEST_SECONDS:g}"
             )
         for name, value, least in (
             ("memory_mb", self.memory_mb, 64),

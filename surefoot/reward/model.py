@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 import torch
 import transformers
-from safetensors import SafetensorError
 from torch import Tensor
 from transformers import (
     AutoConfig,
@@ -147,7 +146,7 @@ class ModelReward:
         try:
             config = AutoConfig.from_pretrained(self.folder, **where)
             tokenizer = AutoTokenizer.from_pretrained(self.folder, **where)
-        except (OSError, ValueError, KeyError) as error:
+        except Exception as error:  # the libraries raise whatever their readers do
             raise self._refusal(f"cannot be loaded ({_first_line(error)})") from error
         if config.num_labels != 1:
             raise self._refusal(
@@ -175,7 +174,7 @@ class ModelReward:
                 revision=self.options.revision,
                 trust_remote_code=False,
             )
-        except (OSError, ValueError, KeyError, SafetensorError) as error:
+        except Exception as error:  # the libraries raise whatever their readers do
             raise self._refusal(f"cannot be loaded ({_first_line(error)})") from error
         lacking = _lacking(info)
         if lacking:

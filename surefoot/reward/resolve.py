@@ -39,6 +39,7 @@ CODE = "code"
 JUDGE = "judge"
 _NAMES = (*BUILT_INS, MODEL, CODE, JUDGE)
 DEFAULT_TIMEOUT = 10.0
+LONGEST_TIMEOUT = 86_400.0
 DEFAULT_RETRIES = 1
 
 
@@ -300,8 +301,11 @@ def _kept(function: Callable[..., Any], options: Mapping[str, Any], name: str) -
 def _settings(part: Part | FunctionPart, marked_price: float | None) -> dict[str, Any]:
     if not math.isfinite(part.weight):
         raise RecipeError(f"reward.weight is {part.weight}; it is a finite number")
-    if not 0.0 < part.timeout < math.inf:
-        raise RecipeError(f"reward.timeout is {part.timeout}; it is seconds, more than 0")
+    if not 0.0 < part.timeout <= LONGEST_TIMEOUT:
+        raise RecipeError(
+            f"reward.timeout is {part.timeout}; it is seconds, more than 0 and at most a day "
+            f"({LONGEST_TIMEOUT:g})"
+        )
     price = marked_price if part.price is None else part.price
     if price is not None and not 0.0 <= price < math.inf:
         raise RecipeError(f"reward.price is {price}; it is US dollars per call, 0 or more")

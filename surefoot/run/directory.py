@@ -11,12 +11,14 @@ import platform
 import re
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import Any, Self
 
 from surefoot.errors import RunDirectoryError
+from surefoot.recipe import dump, stages
 from surefoot.recipe.references import MODEL, STAGES, folders
 from surefoot.run.files import atomic_write_json, atomic_write_text
 
@@ -67,6 +69,8 @@ class RunDirectory:
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
+        if any(len(os.fsencode(part)) > 255 for part in self.path.parts):
+            raise RunDirectoryError(f"{str(path)!r:.60} is too long for a run directory's name")
         self.recipe = self.path / "recipe.yaml"
         self.environment = self.path / "environment.json"
         self.metrics = self.path / "metrics.jsonl"
@@ -107,7 +111,7 @@ class RunDirectory:
 
     def create_chain(self) -> Self:
         """Likewise for a chain; the directory of a single run is refused."""
-        if self.recipe.is_file() and not self.is_chain:
+        if self.recipe.is_file() and self._wrote_recipe() and not self.is_chain:
             raise RunDirectoryError(
                 f"run.dir {self.path} holds a run without stages; name another directory in run.dir"
             )
@@ -127,6 +131,11 @@ class RunDirectory:
                     f"run.dir {self.path} holds other files ({', '.join(sorted(visible)[:3])}) and "
                     "nothing of a run; name an empty or new directory in run.dir"
                 )
+            if self.recipe.is_file() and not self._wrote_recipe():
+                raise RunDirectoryError(
+                    f"run.dir {self.path} holds a {self.recipe.name} that no run wrote, and a run "
+                    "would write its own over it; name an empty or new directory in run.dir"
+                )
             inner.mkdir(exist_ok=True)
         except OSError as error:
             raise RunDirectoryError(
@@ -134,6 +143,13 @@ class RunDirectory:
                 "name a directory that you may write to in run.dir"
             ) from error
         return self
+
+    def _wrote_recipe(self) -> bool:
+        headers = tuple(text.splitlines()[0].encode() for text in (dump.HEADER, stages.HEADER))
+        try:
+            return self.recipe.read_bytes().startswith(headers)
+        except OSError:
+            return False
 
     def step_path(self, step: int) -> Path:
         """Where the checkpoint of a step lies, whether it exists or not."""
@@ -154,11 +170,23 @@ class RunDirectory:
 
     def write_recipe(self, text: str) -> None:
         """Put the resolved recipe, as YAML text, in place atomically."""
-        atomic_write_text(self.recipe, text)
+        with self._writing(self.recipe):
+            atomic_write_text(self.recipe, text)
 
     def write_environment(self, facts: Mapping[str, Any]) -> None:
         """Put the record of the machine in place atomically; values under secret names go."""
-        atomic_write_json(self.environment, redact(facts))
+        with self._writing(self.environment):
+            atomic_write_json(self.environment, redact(facts))
+
+    @contextmanager
+    def _writing(self, file: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{file} cannot be written ({error.strerror}); make room, move what lies there "
+                "elsewhere, or name another run.dir"
+            ) from error
 
 
 def environment(argv: Sequence[str] | None = None) -> dict[str, Any]:

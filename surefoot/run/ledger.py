@@ -12,13 +12,15 @@ import json
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from surefoot import draws
+from surefoot.errors import RunDirectoryError
 from surefoot.run.directory import RunDirectory
 from surefoot.run.files import (
     atomic_write_bytes,
@@ -56,8 +58,8 @@ class Ledger:
         self._warned = False
         last = -1 if resume_step is None else resume_step
         tables = (directory.metrics, directory.groups, directory.samples)
-        cut = {path.name: _cut(path, last) for path in tables}
-        _mend_tail(directory.events)
+        cut = {path.name: _mended(path, partial(_cut, last_step=last)) for path in tables}
+        _mended(directory.events, _mend_tail)
         self._metrics, self._groups, self._samples = (_Lines(path) for path in tables)
         self._events = _Lines(directory.events)
         self._files = (self._metrics, self._groups, self._samples, self._events)
@@ -291,6 +293,17 @@ def _line(step: int | None, row: Mapping[str, Any]) -> bytes:
     return json_line({"step": step, **rest})
 
 
+def _mended(path: Path, mend: Callable[[Path], int]) -> int:
+    """How many lines `mend` took; what cannot be mended must not be written behind."""
+    try:
+        return mend(path)
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read and cut back to the checkpoint ({error.strerror}); put the "
+            "file back, or move what lies there elsewhere"
+        ) from error
+
+
 def _cut(path: Path, last_step: int) -> int:
     """Drop the rows after `last_step`, and torn lines, atomically; returns how many went."""
     if not path.exists():
@@ -327,11 +340,12 @@ def _truncate(path: Path, size: int) -> None:
         os.fsync(file.fileno())
 
 
-def _mend_tail(path: Path) -> None:
-    """Cut a torn last line off a file whose rows are kept."""
+def _mend_tail(path: Path) -> int:
+    """Cut a torn last line off a file whose rows are kept; returns how many went."""
     if not path.exists():
-        return
+        return 0
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole < len(data):
         _truncate(path, whole)
+    return int(whole < len(data))

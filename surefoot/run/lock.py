@@ -60,7 +60,13 @@ class RunLock:
     def acquire(self) -> Self:
         """Take the lock; raises RunDirectoryError naming the process that has it."""
         assert self._handle is None, "this lock is already held"
-        handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"{self._path} cannot be opened ({error.strerror}), so it cannot be told whether "
+                "another process writes this run; move it elsewhere, or name another run.dir"
+            ) from error
         try:
             self._claim(handle)
         except BaseException:

@@ -119,7 +119,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         _refuse_foreign(path, known=())
         raise Damaged(f"{MANIFEST} is missing") from error
-    except ValueError as error:
+    except OSError as error:
+        raise Damaged(f"{MANIFEST} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
         raise Damaged(f"{MANIFEST} is not JSON") from error
     if not isinstance(raw, dict) or raw.get("digest") != _digest(raw):
         raise Damaged(f"{MANIFEST} has changed: its digest is wrong")
@@ -144,12 +146,19 @@ def verify(path: Path) -> dict[str, Any]:
             raise Damaged(f"{name} is missing")
         if file.stat().st_size != facts["size"]:
             raise Damaged(f"{name} has {file.stat().st_size} bytes instead of {facts['size']}")
-        with open(file, "rb") as handle:
-            if hashlib.file_digest(handle, "sha256").hexdigest() != facts["sha256"]:
-                raise Damaged(f"{name} has changed: its sha256 is not the manifest's")
+        if _digest_of(file) != facts["sha256"]:
+            raise Damaged(f"{name} has changed: its sha256 is not the manifest's")
     if path.name != f"step_{manifest['step']:06d}":
         raise Damaged(f"{MANIFEST} is of step {manifest['step']}")
     return manifest
+
+
+def _digest_of(file: Path) -> str:
+    try:
+        with open(file, "rb") as handle:
+            return hashlib.file_digest(handle, "sha256").hexdigest()
+    except OSError as error:
+        raise Damaged(f"{file.name} cannot be read: {error.strerror}") from error
 
 
 def looks_whole(path: Path) -> bool:
@@ -164,7 +173,11 @@ def looks_whole(path: Path) -> bool:
 def _refuse_foreign(path: Path, known: Collection[str]) -> None:
     """Name what does not belong. Without a manifest, the names of our own files pass."""
     listed = {MANIFEST, STATE, *known}
-    for entry in sorted(path.iterdir()):
+    try:
+        entries = sorted(path.iterdir())
+    except OSError as error:
+        raise Damaged(f"it cannot be listed: {error.strerror}") from error
+    for entry in entries:
         if entry.name in listed or (not known and entry.name.endswith(TENSORS)):
             continue
         raise CheckpointError(

@@ -6,6 +6,8 @@ Refuses to write anything, and to judge what it reads: findings belong to the do
 
 from __future__ import annotations
 
+import json
+import math
 import statistics as plain_statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,6 +28,9 @@ TIME_KEYS = (
     "time/eval",
     "time/checkpoint",
 )
+
+_LARGEST = 1e300
+"""Above it sums of numbers are none; nothing that a run measures comes near."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,18 +100,32 @@ class RunSummary:
 
 def read_metrics(path: Path | str) -> list[dict[str, Any]]:
     """Every whole row of `metrics.jsonl`, oldest first; a torn last line is left out."""
-    return list(_rows(_open(path).metrics))
+    return list(_rows_of_steps(_open(path).metrics))
+
+
+def read_environment(path: Path | str) -> dict[str, Any]:
+    """The record of the machine, `environment.json`; RunDirectoryError if it is none."""
+    file = RunDirectory(path).environment
+    try:
+        facts = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(
+            f"{file}: cannot be read ({error}); this is no run directory, or it is damaged"
+        ) from error
+    if not isinstance(facts, dict):
+        raise RunDirectoryError(f"{file}: is damaged: it holds no JSON object; restore a copy")
+    return facts
 
 
 def read_groups(path: Path | str, *, split: str | None = None) -> list[dict[str, Any]]:
     """Every whole row of `groups.jsonl`, of one split ("train", "eval") or of both."""
-    rows = _rows(_open(path).groups)
+    rows = _rows_of_steps(_open(path).groups)
     return [row for row in rows if split is None or row.get("split") == split]
 
 
 def read_samples(path: Path | str) -> list[dict[str, Any]]:
     """Every whole row of `samples.jsonl`."""
-    return list(_rows(_open(path).samples))
+    return list(_rows_of_steps(_open(path).samples))
 
 
 def read_events(path: Path | str) -> list[dict[str, Any]]:
@@ -123,15 +142,15 @@ def evaluations(path: Path | str) -> list[Evaluation]:
     """The evaluations of a run, ascending by step; of a step done twice, the later one."""
     found: dict[int, Evaluation] = {}
     for row in read_metrics(path):
-        accuracy, n = row.get("eval/accuracy"), row.get("eval/n")
-        if accuracy is None or not n:
+        accuracy, n = number(row, "eval/accuracy"), number(row, "eval/n")
+        if accuracy is None or n is None or not (0 <= accuracy <= 1 and n >= 1):
             continue
         found[row["step"]] = Evaluation.of(
             row["step"],
             n=int(n),
-            correct=round(accuracy * n),
-            reward=row.get("eval/reward"),
-            eos_share=row.get("eval/eos_share"),
+            correct=round(accuracy * int(n)),
+            reward=number(row, "eval/reward"),
+            eos_share=number(row, "eval/eos_share"),
             limits=_limits(row),
         )
     return [found[step] for step in sorted(found)]
@@ -175,11 +194,29 @@ def _open(path: Path | str) -> RunDirectory:
 def _rows(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    with open(path, "rb") as file:
-        for line in file:
-            row = parse_line(line)
-            if row is not None and "step" in row:
-                yield row
+    try:
+        with open(path, "rb") as file:
+            for line in file:
+                row = parse_line(line)
+                if row is not None and "step" in row:
+                    yield row
+    except OSError as error:
+        raise RunDirectoryError(
+            f"{path} cannot be read ({error.strerror}); restore a copy, or move it elsewhere"
+        ) from error
+
+
+def _rows_of_steps(path: Path) -> Iterator[dict[str, Any]]:
+    """What a hand or a disk has changed beyond telling its step is as foreign as a torn line."""
+    return (row for row in _rows(path) if type(row["step"]) is int and 0 <= row["step"] < 2**63)
+
+
+def number(row: Mapping[str, Any], key: str) -> float | None:
+    """The finite number under a key of a row; None where there is none."""
+    value = row.get(key)
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _LARGEST:
+        return None
+    return value if math.isfinite(value) else None
 
 
 def _pairs(
@@ -188,9 +225,9 @@ def _pairs(
     """Right or wrong before and after, over the prompts that have both."""
     verdicts: dict[int, dict[str, bool]] = {first: {}, last: {}}
     for row in rows:
-        correct = row.get("correct")
-        if row["step"] in verdicts and correct is not None:
-            verdicts[row["step"]][row["prompt"]] = bool(correct)
+        correct, prompt = row.get("correct"), row.get("prompt")
+        if row["step"] in verdicts and isinstance(prompt, str) and correct is not None:
+            verdicts[row["step"]][prompt] = bool(correct)
     common = [prompt for prompt in verdicts[first] if prompt in verdicts[last]]
     return [verdicts[first][prompt] for prompt in common], [
         verdicts[last][prompt] for prompt in common
@@ -198,12 +235,12 @@ def _pairs(
 
 
 def _limits(row: Mapping[str, Any]) -> tuple[float, float] | None:
-    low, high = row.get("eval/accuracy_low"), row.get("eval/accuracy_high")
+    low, high = number(row, "eval/accuracy_low"), number(row, "eval/accuracy_high")
     return None if low is None or high is None else (low, high)
 
 
 def _median(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    values = [row[key] for row in rows if row.get(key) is not None]
+    values = [value for row in rows if (value := number(row, key)) is not None]
     return plain_statistics.median(values) if values else None
 
 
@@ -211,12 +248,12 @@ def _cost(rows: Sequence[Mapping[str, Any]]) -> float | None:
     """The last totals of what is paid by the call, and of what is paid by the token."""
     totals = []
     for key in ("cost/total", "judge/usd"):
-        totals += [row[key] for row in rows if row.get(key) is not None][-1:]
+        totals += [value for row in rows if (value := number(row, key)) is not None][-1:]
     return sum(totals) if totals else None
 
 
 def _time_shares(rows: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    sums = {key: sum(row.get(key) or 0.0 for row in rows) for key in TIME_KEYS}
+    sums = {key: sum(number(row, key) or 0.0 for row in rows) for key in TIME_KEYS}
     total = sum(sums.values())
     largest = sorted((key for key in sums if sums[key] > 0), key=lambda key: -sums[key])
     return {key.removeprefix("time/"): sums[key] / total for key in largest}

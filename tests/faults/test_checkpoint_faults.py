@@ -18,7 +18,9 @@ from typing import Any
 import pytest
 import torch
 
-from surefoot.errors import CheckpointError
+from surefoot.errors import CheckpointError, RunDirectoryError
+from surefoot.loops.resuming import resumed
+from surefoot.recipe import load
 from surefoot.run import checkpoint, manifest
 from surefoot.run.checkpoint import POINTS, load_latest, load_step, save
 from surefoot.run.directory import RunDirectory
@@ -185,6 +187,7 @@ def test_retention_keeps_the_newest_and_at_least_one(directory: RunDirectory) ->
     assert "step_000050" in _names(directory)
 
 
+@pytest.mark.fault(7)
 def test_retention_does_not_count_damaged_directories(directory: RunDirectory) -> None:
     for step in (1, 2, 3):
         _save(directory, step, keep=3)
@@ -193,6 +196,7 @@ def test_retention_does_not_count_damaged_directories(directory: RunDirectory) -
     assert directory.checkpoint_steps() == [2, 3, 4]
 
 
+@pytest.mark.fault(1)
 def test_stale_temporary_directories_are_removed(directory: RunDirectory) -> None:
     (directory.checkpoints / ".tmp-step_000009-123").mkdir()
     (directory.checkpoints / ".tmp-step_000009-123" / "policy.safetensors").write_bytes(b"x")
@@ -203,6 +207,7 @@ def test_stale_temporary_directories_are_removed(directory: RunDirectory) -> Non
 # -- kills -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(1, 2)
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("again", [False, True], ids=["next-step", "same-step"])
 def test_every_crash_point_leaves_a_verified_checkpoint(
@@ -233,6 +238,7 @@ def test_a_fault_point_can_wait_for_its_step_and_must_exist(directory: RunDirect
     assert _in_child(save_three, environment={"SUREFOOT_FAULT_AT": "nowhere"}) == 1
 
 
+@pytest.mark.fault(1)
 def test_thirty_kills_at_random_moments(directory: RunDirectory) -> None:
     """The child saves without pause, so that every kill lands in a save."""
     chance, size = random.Random(0), 200_000
@@ -272,6 +278,7 @@ def _flip(file: Path, place: int) -> None:
     file.write_bytes(data)
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize(
     "name", ["policy.safetensors", "optimizer.safetensors", "state.json", "MANIFEST.json"]
 )
@@ -286,6 +293,7 @@ def test_any_flipped_bit_is_found(directory: RunDirectory, name: str) -> None:
     _assert_whole(load_step(directory, 2), 2)
 
 
+@pytest.mark.fault(7)
 @pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "no manifest"])
 def test_a_damaged_checkpoint_is_named_moved_and_passed_over(
     directory: RunDirectory, damage: str
@@ -313,6 +321,7 @@ def test_a_damaged_checkpoint_is_named_moved_and_passed_over(
     _assert_whole(load_latest(directory), 2)
 
 
+@pytest.mark.fault(7)
 def test_when_all_are_damaged_no_run_starts_silently_from_zero(directory: RunDirectory) -> None:
     assert load_latest(directory) is None
     for step in (1, 2):
@@ -330,6 +339,7 @@ def test_load_step_names_what_there_is(directory: RunDirectory) -> None:
         load_step(directory, 5)
 
 
+@pytest.mark.fault(7)
 def test_a_manifest_of_another_step_or_version_is_not_believed(directory: RunDirectory) -> None:
     os.rename(_save(directory, 1), directory.step_path(2))
     with pytest.raises(CheckpointError, match=r"MANIFEST\.json is of step 1"):
@@ -351,6 +361,7 @@ class _Bomb:
         return os._exit, (3,)
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize("name", ["optimizer.pt", "model.bin", "extra.safetensors"])
 @pytest.mark.parametrize("with_manifest", [True, False])
 def test_foreign_files_are_refused_by_name_and_never_unpickled(
@@ -365,6 +376,7 @@ def test_foreign_files_are_refused_by_name_and_never_unpickled(
         load_latest(directory)
 
 
+@pytest.mark.fault(11)
 @pytest.mark.parametrize("name", ["step_000002.pt", "step_3", "step_000004.tmp"])
 def test_a_foreign_name_that_looks_like_a_step_is_refused(
     directory: RunDirectory, name: str
@@ -378,6 +390,7 @@ def test_a_foreign_name_that_looks_like_a_step_is_refused(
 # -- full disks ------------------------------------------------------------------------------------
 
 
+@pytest.mark.fault(5)
 def test_a_disk_that_fills_while_writing_leaves_the_old_checkpoint(directory: RunDirectory) -> None:
     if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
         pytest.skip("this machine limits file sizes itself")
@@ -395,6 +408,7 @@ def test_a_disk_that_fills_while_writing_leaves_the_old_checkpoint(directory: Ru
     _assert_whole(load_latest(directory), 3)
 
 
+@pytest.mark.fault(5)
 def test_too_little_space_is_found_before_anything_is_written(
     directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -405,3 +419,34 @@ def test_too_little_space_is_found_before_anything_is_written(
     with pytest.raises(CheckpointError, match="needs 200 MiB free"):
         _save(directory, 2, size=1000)
     assert _names(directory) == ["step_000001"]
+
+
+@pytest.mark.parametrize("odd", ["file", "link to itself", "link", "manifest", "tensors"])
+def test_what_lies_in_a_checkpoints_place_is_passed_over(directory: RunDirectory, odd: str) -> None:
+    _save(directory, 1)
+    path = directory.step_path(2)
+    if odd == "file":
+        path.write_bytes(b"x")
+    elif odd == "link to itself":
+        path.symlink_to(path.name)
+    elif odd == "link":
+        path.symlink_to("nowhere")
+    else:
+        name = "MANIFEST.json" if odd == "manifest" else "policy.safetensors"
+        file = _save(directory, 2) / name
+        file.unlink()
+        file.mkdir()
+    loaded = load_latest(directory)
+    _assert_whole(loaded, 1)
+    assert loaded is not None and [each.name for each in loaded.skipped] == ["step_000002"]
+    _save(directory, 3, keep=2)
+    _assert_whole(load_latest(directory), 3)
+
+
+def test_checkpoints_without_their_recipe_are_not_started_over(directory: RunDirectory) -> None:
+    recipe = load({"data": "addition", "reward": "numeric", "method": "rloo", "run": {"steps": 3}})
+    assert resumed(directory, recipe) == (recipe, None, [])
+    _save(directory, 1)
+    with pytest.raises(RunDirectoryError, match=r"holds checkpoints and no recipe\.yaml"):
+        resumed(directory, recipe)
+    _assert_whole(load_latest(directory), 1)

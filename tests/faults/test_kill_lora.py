@@ -55,6 +55,7 @@ def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> dict
     return made
 
 
+@pytest.mark.fault(3)
 @pytest.mark.parametrize("name", RUNS)
 def test_kill_nine_within_given_steps(
     name: str,
@@ -65,7 +66,7 @@ def test_kill_nine_within_given_steps(
     recipe = recipe_of(name, tmp_path, tiny_model)
     run = tmp_path / "run"
     rng = random.Random(f"{name}-lora-kills")
-    for turn, step in enumerate((1, 3, 5)):
+    for turn, step in enumerate((1, 4)):
         # Another machine: what the reference said is not there, and is asked of the base again.
         child = start(recipe, SUREFOOT_CACHE=str(tmp_path / f"cache{turn}"))
         wait_for_step(run, step, child)

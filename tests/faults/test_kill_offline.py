@@ -81,14 +81,15 @@ def test_kto_tells_good_from_bad(finished: dict[str, Path]) -> None:
     assert all(value >= 0 for value in metric(finished["kto"], "kl"))
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.fault(3)
+@pytest.mark.parametrize("name", ["orpo", "kto", "reward_model", "ranking"])
 def test_kill_nine_within_given_steps(
     name: str, finished: dict[str, Path], tiny_model: Path, tmp_path: Path
 ) -> None:
     method, rows = RUNS[name]
     recipe = make_offline_recipe(tmp_path, tiny_model, method=method, rows=rows)
     rng = random.Random(f"{name}-kills")
-    for step in (1, 5, 8):
+    for step in (1, 6):
         child = start(recipe)
         wait_for_step(tmp_path / "run", step, child)
         time.sleep(rng.uniform(0.0, 0.05))

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from support.chains import assert_same_chain, make_chain, stage
-from support.runs import kill, start, train, wait_for_step
+from support.runs import kill, start, train, train_after, wait_for_step
 
 # The named function of the chain is where the process dies.
 DIES = """
 import os, signal
 from surefoot.loops import stages
 stages.{function} = lambda *given: os.kill(os.getpid(), signal.SIGKILL)
-from surefoot.loops.entry import train
-train({recipe!r})
 """
 
 
@@ -34,6 +29,7 @@ def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
     return recipe.parent / "run"
 
 
+@pytest.mark.fault(3)
 def test_kill_nine_in_each_stage(finished: Path, tiny_model: Path, tmp_path: Path) -> None:
     recipe = make_chain(tmp_path, tiny_model)
     run = tmp_path / "run"
@@ -55,20 +51,14 @@ def test_kill_nine_in_each_stage(finished: Path, tiny_model: Path, tmp_path: Pat
     assert ("stage_began", "second", True) in seen
 
 
+@pytest.mark.fault(3)
 @pytest.mark.parametrize(("function", "part"), [("export_whole", False), ("_sync", True)])
 def test_kill_nine_between_the_last_step_and_the_model(
     function: str, part: bool, finished: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     """`export_whole` dies before anything is written, `_sync` when the files are there unnamed."""
     recipe = make_chain(tmp_path, tiny_model)
-    done = subprocess.run(
-        [sys.executable, "-c", DIES.format(function=function, recipe=str(recipe))],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=200,
-    )
+    done = train_after(DIES.format(function=function), recipe)
     assert done.returncode == -signal.SIGKILL, done.stderr
     first = stage(tmp_path / "run", "first")
     assert (first / "checkpoints" / "step_000006").is_dir()
@@ -82,6 +72,7 @@ def test_kill_nine_between_the_last_step_and_the_model(
     assert_same_chain(tmp_path / "run", finished)
 
 
+@pytest.mark.fault(4)
 def test_a_signal_in_the_second_stage_saves_and_says_75(
     finished: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
@@ -99,6 +90,7 @@ def test_a_signal_in_the_second_stage_saves_and_says_75(
     assert_same_chain(run, finished)
 
 
+@pytest.mark.fault(10)
 def test_a_second_process_is_refused(tiny_model: Path, tmp_path: Path) -> None:
     recipe = make_chain(tmp_path, tiny_model, steps=400)
     child = start(recipe)

@@ -89,6 +89,14 @@ def train(recipe: Path, *overrides: str, **environment: str) -> subprocess.Compl
     return subprocess.CompletedProcess(child.args, child.returncode, out, err)
 
 
+def train_after(before: str, recipe: Path) -> subprocess.CompletedProcess[str]:
+    """`surefoot train` to its end in a process in which `before`, Python, was run first."""
+    child = zygote().start("train", str(recipe), cwd=recipe.parent, environment={}, before=before)
+    out, err = child.communicate(timeout=200)
+    assert child.returncode is not None
+    return subprocess.CompletedProcess(child.args, child.returncode, out, err)
+
+
 def train_afresh(recipe: Path, *overrides: str) -> subprocess.CompletedProcess[str]:
     """`python -m surefoot train` to its end, in a process that imports everything itself."""
     return subprocess.run(
@@ -108,7 +116,7 @@ def wait_for_step(run: Path, step: int, child: Child) -> None:
         path = run / "metrics.jsonl"
         if path.is_file() and f'"step":{step},' in path.read_text().replace(" ", ""):
             return
-        time.sleep(0.01)
+        time.sleep(0.005)
 
 
 def kill(child: Child, number: int = signal.SIGKILL) -> None:

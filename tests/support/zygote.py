@@ -6,6 +6,8 @@ are paid once. The warm process runs on one thread and never computes, so that f
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import os
 import signal
@@ -70,16 +72,25 @@ class Zygote:
         answer: dict[str, Any] = json.loads(self._process.stdout.readline())
         return answer
 
-    def start(self, *arguments: str, cwd: Path, environment: dict[str, str]) -> Child:
-        """Fork `surefoot ARGUMENTS` in the directory `cwd`."""
+    def start(
+        self, *arguments: str, cwd: Path, environment: dict[str, str], before: str = ""
+    ) -> Child:
+        """Fork `surefoot ARGUMENTS` in the directory `cwd`; `before` is Python that it runs first.
+
+        What that replaces is replaced in the child alone.
+        """
         self._count += 1
         out, err = (cwd / f".{name}-{self._count}" for name in ("stdout", "stderr"))
+        # They are there even if the child is killed before it opens them.
+        out.touch()
+        err.touch()
         question = {
             "run": ["surefoot", *arguments],
             "cwd": str(cwd),
             "out": str(out),
             "err": str(err),
             "environment": environment,
+            "before": before,
         }
         return Child(list(arguments), self.ask(question)["pid"], out, err, self)
 
@@ -104,6 +115,10 @@ def serve() -> None:
     import surefoot.loops.entry  # noqa: F401
 
     torch.set_num_threads(1)
+    _warm_up()
+    # Else every child's collector walks through, and so copies, all that was imported here.
+    gc.collect()
+    gc.freeze()
     for line in sys.stdin:
         question = json.loads(line)
         if "poll" in question:
@@ -118,6 +133,20 @@ def serve() -> None:
         sys.stdout.flush()
 
 
+def _warm_up() -> None:
+    """What every run would do once more: a pattern over all losses, the fonts of its picture."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        LlamaForCausalLM(LlamaConfig(num_hidden_layers=1, hidden_size=4, num_attention_heads=1))
+    with contextlib.suppress(ImportError):
+        import matplotlib
+
+        matplotlib.use("Agg")
+        import matplotlib.pyplot
+
+
 def _become(question: dict[str, Any]) -> None:
     """In the child: a session, streams and arguments of its own, then the command line."""
     from surefoot.cli import main
@@ -130,10 +159,12 @@ def _become(question: dict[str, Any]) -> None:
         os.dup2(handle, number)
         os.close(handle)
     sys.stdin, sys.stdout = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
-    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1)
+    # As Python opens it: what cannot be encoded is escaped.
+    sys.stderr = os.fdopen(os.dup(2), "w", buffering=1, errors="backslashreplace")
     sys.argv = question["run"]
     code = 0
     try:
+        exec(question["before"], {})
         main()
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)

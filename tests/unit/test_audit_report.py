@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from surefoot.audit.report import AuditReport, Finding, Severity, Table
+from surefoot.errors import DataError
 
 OK = Finding("a", Severity.OK, "fine")
 INFO = Finding("b", Severity.INFO, "worth knowing")
@@ -75,3 +76,9 @@ def test_figures_of_a_shape_are_drawn() -> None:
 def test_a_table_with_a_missing_cell_is_refused() -> None:
     with pytest.raises(ValueError, match="1 cells, not 2"):
         Table("t", ("a", "b"), (("1",),))
+
+
+def test_a_place_that_is_a_file_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"--out: .*file' cannot be written"):
+        AuditReport("data", "x", (OK,)).write(tmp_path / "file")

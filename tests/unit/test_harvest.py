@@ -69,3 +69,26 @@ def test_the_command_writes_and_counts(run: Path, tmp_path: Path) -> None:
     assert isinstance(again.exception, DataError)
     both = ["export", str(run), str(tmp_path / "x"), "--pairs", "--demonstrations", "1"]
     assert "give one of" in str(CliRunner().invoke(app, both).exception)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("score", "1"), ("score", float("inf")), ("score", 10**400), ("completion", None)),
+        *(("position", "0"), ("sample", []), ("prompt", {}), ("stop", 7), ("task", None)),
+    ],
+)
+def test_samples_that_no_run_writes_are_refused(
+    run: Path, tmp_path: Path, name: str, value: object
+) -> None:
+    rows = [*rows_of(run / "samples.jsonl"), {**rows_of(run / "samples.jsonl")[0], name: value}]
+    (run / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(DataError, match=rf"sample {len(rows)} of the run is damaged: {name}"):
+        harvest(run, tmp_path / "pairs.jsonl", "pairs")
+
+
+@pytest.mark.parametrize("dest", ["file/pairs.jsonl", "x" * 300], ids=["in a file", "too long"])
+def test_a_place_that_cannot_be_written_is_named(run: Path, tmp_path: Path, dest: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="cannot be written"):
+        harvest(run, tmp_path / dest, "pairs")

@@ -334,3 +334,11 @@ def test_the_identity_follows_scale_places_and_a_given_start(tmp_path: Path) -> 
     assert told(path="one") == told(path="one")
     assert told(path="one").places != told(path="two").places
     assert told(**named[0]).start == ""
+
+
+def test_a_rank_that_no_layer_can_use_is_refused() -> None:
+    # Hidden 32, feed-forward 48, vocabulary above: no layer has both sides above 32.
+    add_adapter(make_model(), Lora(rank=32), seed=0, base_dir=None)
+    for rank in (33, 2**64):
+        with pytest.raises(ModelError, match=rf"model\.lora\.rank: {rank} is more than the 32"):
+            add_adapter(make_model(), Lora(rank=rank), seed=0, base_dir=None)

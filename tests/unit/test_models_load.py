@@ -391,3 +391,24 @@ def test_the_fixture_is_a_directory_as_a_hub_gives_it(tmp_path: Path) -> None:
     folder = save_tiny(tmp_path / "m")
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["eos_token_id"] == [2, 0] and generation["pad_token_id"] == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("tokenizer.json", {"added_tokens": [{"id": {}, "content": 7}]}),
+        ("tokenizer.json", {"model": None}),
+        ("tokenizer_config.json", {"added_tokens_decoder": {"1": {"content": {}}}}),
+        ("config.json", {"hidden_size": "x"}),
+        ("config.json", {"rope_parameters": 7}),
+        ("config.json", {"num_attention_heads": 0}),
+    ],
+)
+def test_files_that_the_libraries_stumble_over_are_named(
+    tiny_model: Path, tmp_path: Path, name: str, change: dict[str, Any]
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    facts = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps({**facts, **change}), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"model\.path: cannot load"):
+        load_model(recipe(folder))

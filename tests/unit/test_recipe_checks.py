@@ -156,6 +156,7 @@ FREE = {
 }
 
 
+@pytest.mark.fault(9)
 def test_bookkeeping_may_change_on_resume() -> None:
     old = minimal(optim={"tokens_per_microbatch": 50})
     new = minimal(**FREE)
@@ -169,6 +170,7 @@ def test_bookkeeping_may_change_on_resume() -> None:
     assert len(check_resume(load(old), load(new))) == len(found)
 
 
+@pytest.mark.fault(8)
 @pytest.mark.parametrize(
     "override",
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from itertools import pairwise
 from pathlib import Path
@@ -447,7 +448,7 @@ def test_the_resolved_recipe_is_loadable_again(name: str) -> None:
 @given(
     rate=st.floats(min_value=1e-300, max_value=1e300),
     coef=st.floats(min_value=0, max_value=1e6),
-    text=st.text(st.characters(blacklist_categories=["Cs"])),
+    text=st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")),
 )
 def test_values_round_trip_exactly(rate: float, coef: float, text: str) -> None:
     recipe = load(
@@ -545,3 +546,37 @@ def test_aliases_that_multiply_are_refused_before_they_are_laid_out(tmp_path: Pa
     assert "its anchors and aliases stand for more than 100000 values" in message
     few = parse("a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}", where="here")
     assert few == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2]}}
+
+
+@pytest.mark.parametrize(("text", "what"), [("a\0b", "NUL"), ("a\ud800", "half of a surrogate")])
+def test_texts_that_no_file_can_hold_are_refused_by_their_key(text: str, what: str) -> None:
+    for sections, key in (
+        ({"model": {"system": text}}, "model.system"),
+        ({"rollout": {"stop": ["x", text]}}, "rollout.stop.1"),
+        ({"data": [{"source": "addition", "columns": {"prompt": text}}]}, "data.0.columns.prompt"),
+        ({"model_name_or_path": text}, "model_name_or_path"),
+    ):
+        message = refused(minimal(**sections))
+        assert message.startswith(f"{key}: has {what}") and "at character 2" in message
+    assert what in refused(minimal(), (f"model.system={json.dumps(text)}",))
+
+
+@pytest.mark.parametrize("path", ["x" * 256, "é" * 128, "a/" * 2100])
+def test_paths_too_long_to_ask_for_are_refused_by_their_key(path: str) -> None:
+    for sections, key in (
+        ({"model": {"path": path}}, "model.path"),
+        ({"model": {"lora": {"path": path}}}, "model.lora.path"),
+        ({"data": {"source": path}}, "data.0.source"),
+        ({"reward": {"use": path}}, "reward.0.use"),
+        ({"run": {"steps": 5, "dir": path}}, "run.dir"),
+        ({"method": "ppo", "critic": {"init": path}}, "critic.init"),
+    ):
+        message = refused(minimal(**sections))
+        assert message.startswith(f"{key}: ") and "too long for a path" in message
+    with pytest.raises(RecipeError, match="too long for a path"):
+        load(path)
+
+
+def test_an_entry_of_a_list_is_a_mapping_or_a_word() -> None:
+    assert load(minimal(), ("reward.0=exact",)).reward[0].use == "exact"
+    assert "reward: is a mapping of keys, not None" in refused(minimal(), ("reward.0=null",))

@@ -334,6 +334,8 @@ def test_the_program_in_a_text(text, options, expected):
         ({"cpu_limit": 0.0}, "cpu_limit"),
         ({"cpu_limit": 20.0}, "none is above the next"),
         ({"total_limit": 5.0}, "none is above the next"),
+        ({"total_limit": 43_201.0}, "none above 43200"),
+        ({"cpu_limit": float("nan")}, "cpu_limit"),
         ({"memory_mb": 8}, "memory_mb is 8"),
         ({"processes": 0}, "processes"),
         ({"compare": "loose"}, "lines"),

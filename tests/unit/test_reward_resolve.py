@@ -125,6 +125,7 @@ def test_no_reward_and_two_of_one_name_are_refused():
         ({"weight": float("nan")}, "weight"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": float("inf")}, "timeout"),
+        ({"timeout": 86_401.0}, "at most a day"),
         ({"price": -1.0}, "price"),
         ({"name": "a b"}, "name"),
         ({"name": "a/b"}, "name"),

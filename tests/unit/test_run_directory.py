@@ -245,3 +245,30 @@ def test_a_recipe_that_no_run_wrote_is_never_written_over(tmp_path: Path) -> Non
     assert [entry.name for entry in tmp_path.iterdir()] == ["recipe.yaml"]
     own.write_text("# The resolved recipe; after each value: where it came from.\nmethod: rloo\n")
     RunDirectory(tmp_path).create()
+
+
+def test_a_name_that_no_file_system_takes_is_refused(tmp_path: Path) -> None:
+    RunDirectory(tmp_path / ("x" * 255)).create()
+    with pytest.raises(RunDirectoryError, match="too long for a run directory's name"):
+        RunDirectory(tmp_path / ("x" * 256) / "run")
+
+
+@pytest.mark.parametrize("name", ["recipe", "environment"])
+def test_a_record_whose_place_is_taken_is_named(tmp_path: Path, name: str) -> None:
+    directory = RunDirectory(tmp_path / "run").create()
+    file = directory.recipe if name == "recipe" else directory.environment
+    file.mkdir()
+    (file / "x").write_text("")
+    with pytest.raises(RunDirectoryError, match=rf"{file.name} cannot be written"):
+        if name == "recipe":
+            directory.write_recipe("a: 1\n")
+        else:
+            directory.write_environment({})
+    assert sorted(entry.name for entry in directory.path.iterdir()) == ["checkpoints", file.name]
+
+
+def test_a_lock_that_cannot_be_opened_is_named(tmp_path: Path) -> None:
+    directory = RunDirectory(tmp_path / "run").create()
+    directory.lock.mkdir()
+    with pytest.raises(RunDirectoryError, match=r"run\.lock cannot be opened \(Is a directory\)"):
+        RunLock(directory).acquire()

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from surefoot.errors import RunDirectoryError
 from surefoot.records import Completion, Group, Prompt, Score, ScoreStatus, StopReason
 from surefoot.run import rows
 from surefoot.run.directory import RunDirectory
@@ -318,3 +319,11 @@ def test_rows_of_a_group() -> None:
     first, second = rows.sample_rows(group, advantages=[0.5, 0.0])
     assert (first["prompt"], first["completion"], first["parts"]) == ("3+4=", "7", {"numeric": 1.0})
     assert (second["score"], second["status"], second["advantage"]) == (None, "infra_error", 0.0)
+
+
+@pytest.mark.parametrize("name", ["metrics", "groups", "samples", "events"])
+def test_what_lies_in_a_files_place_is_named(directory: RunDirectory, name: str) -> None:
+    path: Path = getattr(directory, name)
+    path.mkdir()
+    with pytest.raises(RunDirectoryError, match=rf"{name}\.jsonl cannot be read .*Is a directory"):
+        Ledger(directory, resume_step=3)
