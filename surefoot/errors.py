@@ -65,3 +65,7 @@ class StoppedOnFinding(Stop):
     """The run stopped itself; the same command would stop again: change what is named."""
 
     exit_code = EXIT_FINDING
+
+
+class Diverged(StoppedOnFinding):
+    """The weights are of no use any more; they are not saved, and older checkpoints stay."""

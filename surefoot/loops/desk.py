@@ -59,11 +59,10 @@ class NotSaved(StoppedOnFinding):
 class Saver:
     """Saves checkpoints; one failure is survived, two in a row stop the run."""
 
-    def __init__(self, desk: Desk, callbacks: Callbacks, *, keep: int, saved: int) -> None:
+    def __init__(self, desk: Desk, callbacks: Callbacks, *, saved: int) -> None:
         """`saved` is the step of the newest checkpoint, -1 without one."""
         self._desk = desk
         self._callbacks = callbacks
-        self._keep = keep
         self._failed = 0
         self.saved = saved
 
@@ -73,19 +72,20 @@ class Saver:
         tensors: Mapping[str, Mapping[str, torch.Tensor]],
         state: Mapping[str, Any],
         *,
+        keep: int,
         last: bool,
     ) -> None:
-        """Write a checkpoint. The `last` one of a process is tried twice and must succeed.
+        """Write a checkpoint, and retire all but the newest `keep`.
 
-        Raises NotSaved.
+        The `last` one of a process is tried twice and must succeed. Raises NotSaved.
         """
         try:
-            path = self._write(step, tensors, state)
+            path = self._write(step, tensors, state, keep)
         except CheckpointError as error:
             if self._failed < 2 and not last:
                 return
             try:
-                path = self._write(step, tensors, state)
+                path = self._write(step, tensors, state, keep)
             except CheckpointError:
                 raise self._not_saved(step, error) from error
         self._callbacks.checkpoint(step, path)
@@ -95,14 +95,13 @@ class Saver:
         step: int,
         tensors: Mapping[str, Mapping[str, torch.Tensor]],
         state: Mapping[str, Any],
+        keep: int,
     ) -> Path:
         desk = self._desk
         began = time.perf_counter()
         try:
             _secure(desk.ledger, step)
-            path = save(
-                desk.directory, step, tensors, state, keep=self._keep, identity=desk.identity
-            )
+            path = save(desk.directory, step, tensors, state, keep=keep, identity=desk.identity)
         except CheckpointError as error:
             self._failed += 1
             desk.tell("checkpoint_failed", str(error))

@@ -23,7 +23,7 @@ from surefoot.loops.metrics import Metrics
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.loops.step import NONFINITE_LIMIT
-from surefoot.loops.stepping import Step, StepLoop
+from surefoot.loops.stepping import GO_BACK, Step, StepLoop
 from surefoot.models.memory import LEAST_BUDGET, out_of_memory, too_small
 from surefoot.recipe import Recipe
 from surefoot.run.read import Evaluation
@@ -184,7 +184,7 @@ class OfflineLoop(StepLoop[Look]):
         if bad and self.progress.nonfinite >= NONFINITE_LIMIT:
             return (
                 f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
-                "gradient; lower optim.learning_rate or mend the data"
+                f"gradient; lower optim.learning_rate or mend the data. {GO_BACK}"
             )
         limit = self.settings.stop_without_signal
         if limit != "never" and self.progress.silent >= limit:

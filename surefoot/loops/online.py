@@ -19,7 +19,7 @@ from surefoot.loops.evaluate import Evaluated, evaluate
 from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress, tensors
 from surefoot.loops.step import NONFINITE_LIMIT, Stepper, Taken
-from surefoot.loops.stepping import Step, StepLoop
+from surefoot.loops.stepping import GO_BACK, Step, StepLoop
 from surefoot.records import ScoreStatus, StopReason
 from surefoot.run.rows import eval_row, sample_rows, train_row
 
@@ -112,7 +112,7 @@ class OnlineLoop(StepLoop[Evaluated]):
             return (
                 f"{self.progress.nonfinite} optimizer steps in a row had a non-finite loss or "
                 "gradient; see the nonfinite events for the prompts, and lower "
-                "optim.learning_rate or mend the data"
+                f"optim.learning_rate or mend the data. {GO_BACK}"
             )
         limit = run.stop_without_signal
         if limit != "never" and self.progress.silent >= limit:

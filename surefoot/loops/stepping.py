@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from surefoot.errors import Interrupted, Stop, StoppedOnFinding
+from surefoot.errors import Diverged, Interrupted, Stop, StoppedOnFinding
 from surefoot.loops.callbacks import Callbacks
 from surefoot.loops.desk import Desk, NotSaved, Saver
 from surefoot.loops.metrics import Metrics
@@ -24,6 +24,9 @@ from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.recipe.schema import Run
 from surefoot.run.files import plain
+
+GO_BACK = "To go back behind the step that did it, delete the newest of the checkpoints"
+"""What to say of weights that a run has saved and may not want."""
 
 L = TypeVar("L")
 """What an evaluation is."""
@@ -58,7 +61,6 @@ class StepLoop(ABC, Generic[L]):
         self.saver = Saver(
             desk,
             callbacks,
-            keep=run.keep,
             saved=progress.step if desk.directory.has_checkpoint() else -1,
         )
 
@@ -70,14 +72,14 @@ class StepLoop(ABC, Generic[L]):
             while self.progress.step < self.steps:
                 self._one_step(self.progress.step + 1)
                 self.stopper.check()
+            self.stopper.safe()
+            self._save(last=True)
         except (Interrupted, StoppedOnFinding) as stop:
             self.stopper.safe()
             self.desk.ledger.event("stopped", str(stop))
-            if not isinstance(stop, NotSaved):
+            if not isinstance(stop, NotSaved | Diverged):
                 self._save(last=True)
             raise
-        self.stopper.safe()
-        self._save(last=True)
 
     def _begin(self) -> None:
         """What an earlier process left unwritten, or the evaluation before the first step."""
@@ -147,8 +149,20 @@ class StepLoop(ABC, Generic[L]):
         """A checkpoint of the last step done, unless there is one; the `last` must succeed."""
         if self.saver.saved == self.progress.step:
             return
+        refused = self.progress.nonfinite > 0
+        if refused and not last:
+            # The weights are those of an older step: saving them again would retire better ones.
+            return
         self.progress.cursor = self._cursor()
-        self.saver.save(self.progress.step, self._tensors(), self._state(), last=last)
+        tensors = self._tensors()
+        for name in _not_finite(tensors):
+            raise Diverged(
+                f"after step {self.progress.step} the weight {name} is not finite: training has "
+                "diverged. These weights are not saved. Lower optim.learning_rate, and go on from "
+                "an older checkpoint or start again in a new run.dir"
+            )
+        keep = self.settings.keep + refused
+        self.saver.save(self.progress.step, tensors, self._state(), keep=keep, last=last)
 
     def _copy(self) -> Progress:
         """The run's memory as it is, for going back to."""
@@ -193,3 +207,13 @@ class StepLoop(ABC, Generic[L]):
     @abstractmethod
     def _tensors(self) -> dict[str, dict[str, Tensor]]:
         """For a checkpoint, by file."""
+
+
+def _not_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> Iterator[str]:
+    """Names of weights that hold NaN or an infinity; moments of an optimizer may."""
+    for file, content in tensors.items():
+        if file.endswith("optimizer"):
+            continue
+        for name, tensor in content.items():
+            if not bool(tensor.isfinite().all()):
+                yield name

@@ -38,7 +38,16 @@ class PromptTemplate:
             file = Path(template)
             if not file.is_file():
                 raise ModelError(f"model.template: there is no file {template}; give a Jinja file")
-            tokenizer.chat_template = file.read_text(encoding="utf-8")
+            try:
+                tokenizer.chat_template = file.read_text(encoding="utf-8")
+            except (OSError, UnicodeDecodeError) as error:
+                raise ModelError(f"model.template: {template} cannot be read: {error}") from error
+        if not isinstance(tokenizer.model_max_length, int | float):
+            raise ModelError(
+                "model.path: model_max_length in tokenizer_config.json is "
+                f"{tokenizer.model_max_length!r:.60}, no number; mend the file, or save the "
+                "tokenizer again"
+            )
         if self.has_template and not tokenizer.chat_template:
             raise ModelError(
                 "model.template: this tokenizer brings no chat template; set model.template to "
@@ -118,7 +127,7 @@ class PromptTemplate:
 
 def stop_ids(config: Any, generation_config: Any, template: PromptTemplate) -> tuple[int, ...]:
     """Every id that ends a completion: of model, generation config, tokenizer and template."""
-    found: set[int] = set()
+    found: list[Any] = []
     for value in (
         config.eos_token_id,
         generation_config.eos_token_id if generation_config is not None else None,
@@ -126,5 +135,11 @@ def stop_ids(config: Any, generation_config: Any, template: PromptTemplate) -> t
         template.turn_end(),
     ):
         if value is not None:
-            found.update(value if isinstance(value, list | tuple) else (value,))
-    return tuple(sorted(found))
+            found += value if isinstance(value, list | tuple) else (value,)
+    odd = [id for id in found if type(id) is not int or id < 0]
+    if odd:
+        raise ModelError(
+            f"model.path: eos_token_id of its config.json or generation_config.json holds "
+            f"{odd[0]!r:.60}, which is no id of a token; mend the file"
+        )
+    return tuple(sorted(set(found)))

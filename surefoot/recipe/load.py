@@ -239,6 +239,7 @@ def _check_paths(recipe: Recipe) -> None:
     model, critic = recipe.model, recipe.critic
     paths = {
         "model.path": model.path,
+        "model.template": model.template,
         "model.lora.path": None if model.lora is None else model.lora.path,
         "critic.path": critic.path,
         "critic.init": critic.init,

@@ -55,7 +55,7 @@ def _address(value: str) -> str:
     return value
 
 
-Whole = Annotated[int, BeforeValidator(_whole)]
+Whole = Annotated[int, BeforeValidator(_whole), Field(le=2**31 - 1)]
 Words = Annotated[tuple[str, ...], BeforeValidator(_listed)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -303,9 +303,9 @@ class Judge(Section):
     """Cap on a reply, in tokens."""
     concurrency: Annotated[Whole, Field(ge=1)] = 8
     """Requests under way at once."""
-    timeout: Annotated[float, Field(gt=0)] = 60.0
+    timeout: Annotated[float, Field(gt=0, le=86400)] = 60.0
     """Seconds for one request."""
-    deadline: Annotated[float, Field(gt=0)] = 300.0
+    deadline: Annotated[float, Field(gt=0, le=86400)] = 300.0
     """Seconds for one verdict, with all requests and waits that it takes."""
     price_per_million_input: Annotated[float, Field(ge=0)] | None = None
     """US dollars for a million tokens that the judge reads."""

@@ -412,3 +412,29 @@ def test_files_that_the_libraries_stumble_over_are_named(
     (folder / name).write_text(json.dumps({**facts, **change}), encoding="utf-8")
     with pytest.raises(ModelError, match=r"model\.path: cannot load"):
         load_model(recipe(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "words"),
+    [
+        ("generation_config.json", {"eos_token_id": [2, None]}, "eos_token_id .*holds None"),
+        ("generation_config.json", {"eos_token_id": [[2]]}, r"eos_token_id .*holds \[2\]"),
+        ("generation_config.json", {"eos_token_id": [-1]}, "eos_token_id .*holds -1"),
+        ("tokenizer_config.json", {"model_max_length": "x"}, "model_max_length .*'x', no number"),
+    ],
+)
+def test_facts_that_are_none_are_named(
+    tiny_model: Path, tmp_path: Path, name: str, change: dict[str, Any], words: str
+) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    facts = json.loads((folder / name).read_text(encoding="utf-8"))
+    (folder / name).write_text(json.dumps({**facts, **change}), encoding="utf-8")
+    with pytest.raises(ModelError, match=words):
+        load_model(recipe(folder))
+
+
+def test_a_template_that_is_no_text_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "template.jinja"
+    file.write_bytes(b"\xff\xfe{{")
+    with pytest.raises(ModelError, match=r"model\.template: .*template\.jinja cannot be read"):
+        PromptTemplate(make_tokenizer(), template=str(file), max_context=9)

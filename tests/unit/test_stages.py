@@ -15,7 +15,13 @@ from support.runs import make_recipe, rows_of, weights_of
 from transformers import AutoModelForCausalLM
 
 import surefoot
-from surefoot.errors import CheckpointError, RecipeError, RunDirectoryError, SurefootError
+from surefoot.errors import (
+    CheckpointError,
+    RecipeError,
+    RunDirectoryError,
+    StoppedOnFinding,
+    SurefootError,
+)
 from surefoot.loops import entry
 from surefoot.loops.runs import Run, saved_recipe
 from surefoot.loops.stages import stage_runs
@@ -530,7 +536,7 @@ def test_a_last_step_that_the_disk_refused_ends_the_chain(
 
     recipe = make_chain(tmp_path, tiny_model, steps=3)
     monkeypatch.setattr(desk, "save", full)
-    with pytest.raises(CheckpointError, match="the last step could not be saved"):
+    with pytest.raises(StoppedOnFinding, match="no checkpoint can be written: the disk is full"):
         entry.train(recipe)
     assert not (stage(tmp_path / "run", "first") / "model").exists()
     monkeypatch.undo()
