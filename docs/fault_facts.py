@@ -121,8 +121,8 @@ FAULTS: dict[int, Fault] = {
     18: Fault(
         "the learner runs out of memory",
         "goes on, or stops",
-        "the step is redone in micro-batches of half the budget, with the same result, and the "
-        "budget is kept; where pieces cannot get smaller the run stops with what to change. A "
+        "the step is redone in micro-batches of half the budget, with the same result up to "
+        "rounding, and the budget is kept; where pieces cannot get smaller the run stops with what to change. A "
         "step of which some weights have changed is never saved",
     ),
     19: Fault(

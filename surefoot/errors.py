@@ -67,5 +67,5 @@ class StoppedOnFinding(Stop):
     exit_code = EXIT_FINDING
 
 
-class Diverged(StoppedOnFinding):
-    """The weights are of no use any more; they are not saved, and older checkpoints stay."""
+class NotSaved(StoppedOnFinding):
+    """The weights in memory are half-changed, of no use, or refused by the disk: none are saved."""

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from surefoot.errors import CheckpointError, ModelError
+from surefoot.errors import CheckpointError, ModelError, NotSaved
 from surefoot.models.memory import out_of_memory
 from surefoot.recipe import Optim
 
@@ -74,7 +74,7 @@ class Optimizer:
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            raise ModelError(
+            raise NotSaved(
                 "out of memory while weights were changed: some have changed and others not, so "
                 "this step is not saved; the newest checkpoint is resumed from. Train an adapter "
                 "(model.lora) or a smaller model, or take a machine with more memory"

@@ -30,7 +30,7 @@ from surefoot.learner.optim import Optimizer
 from surefoot.learner.scorer import Scorer
 from surefoot.learner.tally import Tally, UpdateReport
 from surefoot.methods import Method
-from surefoot.models.memory import LEAST_BUDGET, out_of_memory
+from surefoot.models.memory import halved, out_of_memory
 from surefoot.objective import reduce
 
 
@@ -363,9 +363,10 @@ class Learner:
 
     def halve(self) -> bool:
         """After running out of memory: half the token budget; False if it cannot get smaller."""
-        if self.packing.budget <= LEAST_BUDGET:
+        budget = halved(self.packing.budget)
+        if budget is None:
             return False
-        self.packing = dataclasses.replace(self.packing, budget=self.packing.budget // 2)
+        self.packing = dataclasses.replace(self.packing, budget=budget)
         return True
 
 

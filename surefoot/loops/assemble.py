@@ -129,6 +129,7 @@ def assemble(
         allow=recipe.run.allow,
         judge=judge_setup(recipe, run),
     )
+    grader.interrupt = interrupt
     try:
         deterministic()
         if loaded is None:

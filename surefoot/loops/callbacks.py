@@ -1,7 +1,7 @@
 """Callbacks: a user's code that looks on while a run goes, and may end it.
 
 Owns `Callback`, `STOP` and the dispatcher. A callback sees copies and changes nothing.
-Refuses to own when each is called (`online`) and what is saved.
+Refuses to own when each is called and what is saved (`stepping`).
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from surefoot.errors import CheckpointError, StoppedOnFinding
+from surefoot.errors import CheckpointError, NotSaved
 from surefoot.loops.callbacks import Callbacks
 from surefoot.run.checkpoint import save
 from surefoot.run.directory import RunDirectory
@@ -52,19 +52,17 @@ class Desk:
             self.tell("tracker", trouble)
 
 
-class NotSaved(StoppedOnFinding):
-    """The disk refuses checkpoints, so the run stops at the last one that it took."""
-
-
 class Saver:
     """Saves checkpoints; one failure is survived, two in a row stop the run."""
 
-    def __init__(self, desk: Desk, callbacks: Callbacks, *, saved: int) -> None:
-        """`saved` is the step of the newest checkpoint, -1 without one."""
+    def __init__(self, desk: Desk, callbacks: Callbacks, *, saved: int, current: bool) -> None:
+        """`saved` is the step of the newest checkpoint, -1 without one; `current`: it is all that
+        the run knows of that step."""
         self._desk = desk
         self._callbacks = callbacks
         self._failed = 0
         self.saved = saved
+        self.current = current
 
     def save(
         self,
@@ -107,7 +105,7 @@ class Saver:
             desk.tell("checkpoint_failed", str(error))
             raise
         self._failed = 0
-        self.saved = step
+        self.saved, self.current = step, True
         seconds = time.perf_counter() - began
         desk.ledger.event("checkpoint", f"saved step {step}", {"step": step, "seconds": seconds})
         return path

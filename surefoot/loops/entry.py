@@ -11,7 +11,8 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from surefoot.loops.resuming import DATA, check_identity, is_complete, resumed
 from surefoot.loops.runs import EvalResult, Run, evaluate, export
 from surefoot.loops.signals import Stopper
 from surefoot.loops.stages import run_chain
-from surefoot.loops.state import Progress, load_policy
+from surefoot.loops.state import Progress, load_policy, progress_of
 from surefoot.loops.work import Work, make_work
 from surefoot.methods.registry import spec
 from surefoot.methods.types import Row
@@ -76,7 +77,7 @@ def train(
     hooks = Callbacks(callbacks)
     given, laid = _given(rewards, data, eval_data, model, tokenizer, overrides)
     chain = load_chain(recipe, laid)
-    with Stopper() as stopper:
+    with Stopper() as stopper, _disk_errors():
         run = partial(_run, given=given, hooks=hooks, stopper=stopper)
         if chain is not None:
             return run_chain(chain, given, hooks, stopper, run)
@@ -86,19 +87,26 @@ def train(
 def _run(plan: Recipe, *, given: Outside, hooks: Callbacks, stopper: Stopper) -> Run:
     """One training, from its start or its newest checkpoint to its end."""
     stopper.grace = plan.run.grace
+    stopper.computing()
     directory = RunDirectory(str(plan.run.dir)).create()
+    with RunLock(directory):
+        loaded = _run_locked(directory, plan, given, hooks, stopper)
+    return Run(directory.path, given=given, loaded=loaded)
+
+
+@contextmanager
+def _disk_errors() -> Iterator[None]:
+    """A disk that refuses what no run can do without is no bug."""
     try:
-        with RunLock(directory):
-            loaded = _run_locked(directory, plan, given, hooks, stopper)
+        yield
     except OSError as error:
         if error.errno not in DISK_REFUSES:
             raise
+        where = "" if error.filename is None else f": {error.filename}"
         raise RunDirectoryError(
-            f"the disk of run.dir refuses ({error.strerror}: {error.filename or directory.path}); "
-            "checkpoints are untouched. Free space, or name another run.dir, and send the same "
-            "command again"
+            f"a disk refuses ({error.strerror}{where}); checkpoints are untouched. Free space, or "
+            "name another run.dir, and send the same command again"
         ) from error
-    return Run(directory.path, given=given, loaded=loaded)
 
 
 def _run_locked(
@@ -294,11 +302,14 @@ class _Job:
         }
 
     def _desk(self, recipe: Recipe, identity: dict[str, str]) -> Desk:
-        resume_step = None if self.checkpoint is None else self.checkpoint.step
+        found = self.checkpoint
+        resume_step = None if found is None else found.step
+        written = -1 if found is None else progress_of(found).written
         kept = recipe.run.samples
         ledger = Ledger(
             self.directory,
             resume_step=resume_step,
+            written=written,
             seed=recipe.run.seed,
             samples_per_step=None if kept == "all" else kept,
         )
@@ -306,7 +317,7 @@ class _Job:
             recipe.run.trackers,
             self.directory,
             config={"recipe": to_yaml(recipe)},
-            resume_step=resume_step,
+            resume_step=None if found is None else written,
         )
         return Desk(self.directory, ledger, trackers, Display(int(recipe.run.steps or 0)), identity)
 

@@ -1,7 +1,8 @@
 """The loop of methods that train on given data: supervised and preference rows.
 
-Owns when to evaluate, save and stop, and what is written down of a step.
-Refuses to own the losses (`tasks`), and the loop over sampled completions (`online`).
+Owns what is written down of a step and of an evaluation, and the findings that end a run.
+Refuses to own the losses (`learner/`), when to evaluate and save (`stepping`), and the loop over
+sampled completions (`online`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from surefoot.loops.signals import Stopper
 from surefoot.loops.state import Progress
 from surefoot.loops.step import NONFINITE_LIMIT
 from surefoot.loops.stepping import GO_BACK, Step, StepLoop
-from surefoot.models.memory import LEAST_BUDGET, out_of_memory, too_small
+from surefoot.models.memory import halved, out_of_memory, too_small
 from surefoot.recipe import Recipe
 from surefoot.run.read import Evaluation
 
@@ -169,14 +170,13 @@ class OfflineLoop(StepLoop[Look]):
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
-                if self.task.budget <= LEAST_BUDGET:
+                budget = halved(self.task.budget)
+                if budget is None:
                     raise StoppedOnFinding(too_small(self.task.budget)) from error
             self.task.optimizer.clear()
-            self.progress.budget = self.task.budget // 2
-            self.task.limit(self.progress.budget)
+            self.task.limit(budget)
             self.desk.ledger.event(
-                "out_of_memory",
-                f"step {step}: redone with {self.progress.budget} tokens per micro-batch",
+                "out_of_memory", f"step {step}: redone with {budget} tokens per micro-batch"
             )
 
     def _finding(self, bad: bool) -> str | None:

@@ -36,15 +36,11 @@ class OnlineLoop(StepLoop[Evaluated]):
     ) -> None:
         super().__init__(desk, progress, stopper, parts.callbacks, parts.recipe.run)
         self.parts = parts
-        parts.grader.interrupt = stopper.check
         self.learner = learner
         self.stepper = Stepper(parts, learner, desk, stopper, history=progress.history)
         # The stepper's book holds it from here on.
         self.progress.history = {}
         self._paid_before = progress.cost
-
-    def _prepare(self) -> None:
-        self.parts.engine.load(self.parts.loaded.model, version=self.progress.step)
 
     def _take(self, step: int) -> Step:
         taken = self.stepper.take(step, self.progress)
@@ -123,12 +119,13 @@ class OnlineLoop(StepLoop[Evaluated]):
                 "set run.stop_without_signal to never"
             )
         apart = abs(float(row.get("mismatch/kl_k1") or 0.0))
-        if run.stop_at_mismatch != "never" and apart >= run.stop_at_mismatch:
+        cut = "truncated_sampling" in run.allow
+        if run.stop_at_mismatch != "never" and not cut and apart >= run.stop_at_mismatch:
             return (
                 f"the engine's log-probabilities and the trainer's are {apart:.3g} nats a token "
                 "apart at what should be the same weights: the engine samples under stale or "
-                "other weights, another temperature, or cuts the distribution. See that its "
-                "weights are reloaded, or set run.stop_at_mismatch"
+                "other weights, or at another temperature. See that its weights are reloaded, or "
+                "set run.stop_at_mismatch"
             )
         if taken.gathered.stale and self.progress.stale >= STALE_LIMIT:
             return (

@@ -30,7 +30,7 @@ from surefoot.learner.preference import score_of
 from surefoot.learner.scorer import Scorer
 from surefoot.methods import Preference
 from surefoot.models.alias import cache_directory
-from surefoot.models.memory import LEAST_BUDGET, out_of_memory, too_small
+from surefoot.models.memory import halved, out_of_memory, too_small
 from surefoot.run.files import atomic_write_bytes
 
 Compared = Pair | Label
@@ -142,9 +142,10 @@ def _asked_in_pieces(
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
-            if packing.budget <= LEAST_BUDGET:
+            budget = halved(packing.budget)
+            if budget is None:
                 raise ModelError(too_small(packing.budget)) from error
-        packing = dataclasses.replace(packing, budget=packing.budget // 2)
+        packing = dataclasses.replace(packing, budget=budget)
         sys.stderr.write(
             f"surefoot: out of memory; the reference goes on with {packing.budget} tokens per "
             "micro-batch\n"

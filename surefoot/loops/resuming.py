@@ -18,8 +18,8 @@ from surefoot.run.directory import RunDirectory
 
 DATA, TEMPLATE = "data", "template"
 """Parts of a checkpoint's identity that may be allowed to differ."""
-_NAMED_BY = {DATA: ("data", "model.template"), TEMPLATE: ("model.template",)}
-"""The keys that allow it. Another template makes other tokens of the same rows."""
+_NAMED_BY = {DATA: "data", TEMPLATE: "model.template"}
+"""The keys that allow it."""
 
 
 def resumed(directory: RunDirectory, recipe: Recipe) -> tuple[Recipe, Loaded | None, list[Change]]:
@@ -59,8 +59,12 @@ def check_identity(
     Raises CheckpointError naming the first difference that is not, and the key that would allow it.
     """
     changes = []
-    for key, (old, new) in checkpoint.differences(identity).items():
-        names = _NAMED_BY.get(key, ())
+    found = checkpoint.differences(identity)
+    for key, (old, new) in found.items():
+        names = {_NAMED_BY[key]} if key in _NAMED_BY else set()
+        if key == DATA and TEMPLATE in found:
+            # Another template makes other tokens of the same rows.
+            names.add(_NAMED_BY[TEMPLATE])
         if not any(_covers(allowed, name) for allowed in allow_change for name in names):
             raise CheckpointError(_refusal(checkpoint, key, old, new))
         changes.append(Change(f"{key} (sha256)", _short(old), _short(new), learned=True))
@@ -75,7 +79,7 @@ def _covers(allowed: str, name: str) -> bool:
 def _refusal(checkpoint: Loaded, key: str, old: object, new: object) -> str:
     mend = "Name a new run.dir, or restore what changed"
     if key in _NAMED_BY:
-        mend += f"; to go on with it, add {_NAMED_BY[key][0]} to run.allow_change"
+        mend += f"; to go on with it, add {_NAMED_BY[key]} to run.allow_change"
     return (
         f"checkpoint {checkpoint.path.name} belongs to another run: {key} was {_short(old)} and is "
         f"now {_short(new)}. {mend}"

@@ -6,6 +6,7 @@ Refuses to own what is saved; the loop knows which state is whole.
 
 from __future__ import annotations
 
+import _thread
 import os
 import signal
 import threading
@@ -18,6 +19,8 @@ from typing import Any
 from surefoot.errors import EXIT_INTERRUPTED, Interrupted
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+_TICK = 0.05
+"""Seconds between two looks at the clock of the grace time."""
 _PATIENCE = 0.5
 """Share of the grace time that work which is nearly done may take to be done."""
 
@@ -26,7 +29,7 @@ class Stopper:
     """While entered, `check()` raises Interrupted once a signal has come.
 
     A run that has found no safe place `grace` seconds after the signal is ended there and then,
-    resumable as after a kill. `safe` says that it has found one, and may take its time to save.
+    resumable as after a kill. Between `safe` and `computing` it takes its time to save.
     """
 
     def __init__(self, *, grace: float = 60.0) -> None:
@@ -34,7 +37,7 @@ class Stopper:
         self.name: str | None = None
         self._asked = 0.0
         self._held = False
-        self._timer: threading.Timer | None = None
+        self._safe = False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Stopper:
@@ -45,33 +48,39 @@ class Stopper:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.safe()
         for number, handler in self._before.items():
             signal.signal(number, handler)
+        self.safe()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.name is not None:
             os._exit(EXIT_INTERRUPTED)
-        self.name = signal.Signals(number).name
         self._asked = time.monotonic()
+        self.name = signal.Signals(number).name
         _say(f"\nsurefoot: {self.name}: saving; again to stop at once\n")
-        # A thread, because the main one may be inside one long operation.
-        self._timer = threading.Timer(self.grace, self._expire)
-        self._timer.daemon = True
-        self._timer.start()
+        # A thread, because the main one may be inside one long operation. A bare one: those of
+        # `threading` take locks that the interrupted code may hold.
+        _thread.start_new_thread(self._count_down, ())
 
-    def _expire(self) -> None:
-        _say(
-            f"surefoot: {self.name}: nothing could be saved within run.grace, {self.grace:g} "
-            "seconds; the same command resumes from the newest checkpoint\n"
-        )
-        os._exit(EXIT_INTERRUPTED)
+    def _count_down(self) -> None:
+        while time.monotonic() < self._asked + self.grace:
+            if self._safe:
+                return
+            time.sleep(min(_TICK, self.grace / 10))
+        if not self._safe:
+            _say(
+                f"surefoot: {self.name}: nothing could be saved within run.grace, {self.grace:g} "
+                "seconds; the same command resumes from the newest checkpoint\n"
+            )
+            os._exit(EXIT_INTERRUPTED)
+
+    def computing(self) -> None:
+        """What follows may be cut off by the end of the grace time."""
+        self._safe = False
 
     def safe(self) -> None:
         """Nothing more is computed: what follows is saving, however long it takes."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._safe = True
 
     @contextmanager
     def held(self) -> Iterator[None]:

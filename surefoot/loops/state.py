@@ -60,6 +60,13 @@ class Progress:
     cost: float = 0.0
     """US dollars paid for calls of rewards with a price, those of abandoned steps included."""
 
+    @property
+    def written(self) -> int:
+        """The last step whose row the ledger has, which a checkpoint may be ahead of; -1: none."""
+        if self.owed is not None:
+            return self.step - 1
+        return -1 if self.step == 0 and self.evaluated < 0 else self.step
+
 
 def tensors(learner: Learner) -> dict[str, dict[str, torch.Tensor]]:
     """The tensors of a checkpoint, by file: policy, critic if there is one, and their moments.

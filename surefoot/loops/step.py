@@ -1,7 +1,7 @@
 """One step of the online loop as data: sample, score, keep, assign, update.
 
 Owns the order inside a step, and what it adds to the run's memory.
-Refuses to own what each line does, and when to evaluate, save and stop (`online`).
+Refuses to own what each line does, and when to evaluate, save and stop (`stepping`, `online`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from surefoot.errors import ModelError, StoppedOnFinding
+from surefoot.errors import NotSaved, StoppedOnFinding
 from surefoot.learner.batch import Batch, Plan, make_batch
 from surefoot.learner.update import Facts, Learner, UpdateReport
 from surefoot.loops import metrics as names
@@ -86,7 +86,7 @@ class Stepper:
         return with_coef(row, progress.kl_coef) if row is self.parts.row else row
 
     def take(self, step: int, progress: Progress) -> Taken:
-        """One step as data. Interruptions may come until the update begins, not later."""
+        """One step as data. Interruptions may come until a weight changes, not later."""
         parts = self.parts
         row = self.row = self.learner.row = self._row(progress)
         began = time.perf_counter()
@@ -161,10 +161,9 @@ class Stepper:
                     raise
                 self._smaller(step, error)
         if self.learner.packing.budget < budget:
-            progress.budget = self.learner.packing.budget
             self.desk.ledger.event(
                 "out_of_memory",
-                f"step {step}: redone with {progress.budget} tokens per micro-batch",
+                f"step {step}: redone with {self.learner.packing.budget} tokens per micro-batch",
             )
         self._remember(step, batch, standing, credit)
         out.update(names.credit_metrics(standing, credit))
@@ -189,7 +188,7 @@ class Stepper:
         learner = self.learner
         learner.clear()
         if learner.touched:
-            raise ModelError(
+            raise NotSaved(
                 f"step {step}: {too_small(learner.packing.budget)}. Some weights of this step have "
                 "changed and others not, so it is not saved; the newest checkpoint is resumed from"
             ) from error

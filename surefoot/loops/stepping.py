@@ -15,9 +15,9 @@ from typing import Any, Generic, TypeVar
 
 from torch import Tensor
 
-from surefoot.errors import Diverged, Interrupted, Stop, StoppedOnFinding
+from surefoot.errors import Interrupted, NotSaved, Stop, StoppedOnFinding
 from surefoot.loops.callbacks import Callbacks
-from surefoot.loops.desk import Desk, NotSaved, Saver
+from surefoot.loops.desk import Desk, Saver
 from surefoot.loops.metrics import Metrics
 from surefoot.loops.process import peak_memory
 from surefoot.loops.signals import Stopper
@@ -62,12 +62,13 @@ class StepLoop(ABC, Generic[L]):
             desk,
             callbacks,
             saved=progress.step if desk.directory.has_checkpoint() else -1,
+            current=progress.written == progress.step,
         )
 
     def run(self) -> None:
         """Train to the last step. Stops are raised after state is saved."""
+        self.stopper.computing()
         try:
-            self._prepare()
             self._begin()
             while self.progress.step < self.steps:
                 self._one_step(self.progress.step + 1)
@@ -77,7 +78,7 @@ class StepLoop(ABC, Generic[L]):
         except (Interrupted, StoppedOnFinding) as stop:
             self.stopper.safe()
             self.desk.ledger.event("stopped", str(stop))
-            if not isinstance(stop, NotSaved | Diverged):
+            if not isinstance(stop, NotSaved):
                 self._save(last=True)
             raise
 
@@ -88,7 +89,8 @@ class StepLoop(ABC, Generic[L]):
             self.stopper.check()
         elif self.progress.step == 0 and self.progress.evaluated < 0 and self.settings.eval_every:
             row: Metrics = {}
-            looked = self._timed_look(0, row)
+            with self.stopper.held():
+                looked = self._timed_look(0, row)
             if looked is not None:
                 self._publish(row, looked)
 
@@ -100,6 +102,8 @@ class StepLoop(ABC, Generic[L]):
         except Stop:
             # Nothing has been trained yet: the step is redone whole when the run resumes.
             self._go_back(before, place)
+            # What it has cost was paid.
+            self.saver.current = False
             raise
         self.progress.step = step
         done.row["time/step"] = seconds = time.perf_counter() - began
@@ -147,7 +151,7 @@ class StepLoop(ABC, Generic[L]):
 
     def _save(self, *, last: bool) -> None:
         """A checkpoint of the last step done, unless there is one; the `last` must succeed."""
-        if self.saver.saved == self.progress.step:
+        if self.saver.saved == self.progress.step and self.saver.current:
             return
         refused = self.progress.nonfinite > 0
         if refused and not last:
@@ -156,7 +160,7 @@ class StepLoop(ABC, Generic[L]):
         self.progress.cursor = self._cursor()
         tensors = self._tensors()
         for name in _not_finite(tensors):
-            raise Diverged(
+            raise NotSaved(
                 f"after step {self.progress.step} the weight {name} is not finite: training has "
                 "diverged. These weights are not saved. Lower optim.learning_rate, and go on from "
                 "an older checkpoint or start again in a new run.dir"
@@ -172,9 +176,6 @@ class StepLoop(ABC, Generic[L]):
             quarantined=[*progress.quarantined],
             warm_trail=[*progress.warm_trail],
         )
-
-    def _prepare(self) -> None:
-        """What comes before anything is computed in this process."""
 
     def _state(self) -> dict[str, Any]:
         """The run's memory as JSON."""

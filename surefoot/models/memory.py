@@ -21,6 +21,11 @@ def out_of_memory(error: BaseException) -> bool:
     return known or any(words in str(error) for words in _WORDS)
 
 
+def halved(budget: int) -> int | None:
+    """A smaller budget of tokens; None where it cannot get smaller."""
+    return None if budget <= LEAST_BUDGET else max(LEAST_BUDGET, budget // 2)
+
+
 def too_small(budget: int) -> str:
     """What to tell of a micro-batch of `budget` tokens that cannot be cut and does not fit."""
     return (

@@ -274,7 +274,8 @@ class Run(Section):
     stop_at_failure_rate: Annotated[float, Field(gt=0, le=1)] = 0.2
     """Share of a step's samples with a failed grader from which on the run stops."""
     stop_at_mismatch: Annotated[float, Field(gt=0)] | Literal["never"] = 1.0
-    """Nats a token between engine and trainer at equal weights from which on the run stops."""
+    """Nats a token between engine and trainer at equal weights from which on the run stops; unread
+    where truncated_sampling is allowed, which sets them apart."""
     allow: Annotated[tuple[Allowance, ...], BeforeValidator(_listed)] = ()
     """Names of what is otherwise refused."""
     allow_change: Words = ()

@@ -80,6 +80,8 @@ class LocalEngine:
         self.interrupt = interrupt
         self.version = 0
         self._troubles: list[str] = []
+        self._live = 0
+        """Completions that are decoded at once right now."""
         self.stops = StopRule(tokenizer, stop_ids, settings.stop)
         self._own_copy = model.dtype != dtype or has_adapter(model)
         self.model = _copy(model, dtype) if self._own_copy else model
@@ -113,16 +115,17 @@ class LocalEngine:
         """
         done: dict[tuple[int, int], Completion] = {}
         asked = [(p, g) for p in range(len(prompts)) for g in range(group_size)]
+        rows = self.rows
         while True:
             left = [place for place in asked if place not in done]
             try:
-                self._decode(left, prompts, done, purpose, greedy=greedy)
+                self._decode(left, rows, prompts, done, purpose, greedy=greedy)
                 break
             except (MemoryError, RuntimeError) as error:
                 if not out_of_memory(error):
                     raise
             # Outside the handler, whose traceback holds the caches.
-            self._halve(min(self.rows, len(left)))
+            rows = self._fewer(len(asked))
         return [
             Group(prompt, tuple(done[p, g] for g in range(group_size)))
             for p, prompt in enumerate(prompts)
@@ -133,41 +136,51 @@ class LocalEngine:
         told, self._troubles = self._troubles, []
         return told
 
-    def _halve(self, rows: int) -> None:
-        if rows <= 1:
+    def _fewer(self, asked: int) -> int:
+        """Rows for the rest of a rollout of `asked` completions, half of those that did not fit.
+
+        Later rollouts begin with half of what this one began with: the last rows are the longest.
+        """
+        if self._live <= 1:
             raise StoppedOnFinding(
                 "sampling ran out of memory with one completion at a time; lower "
                 "rollout.max_new_tokens or the length of the prompts, take a smaller model or a "
                 "machine with more memory"
             )
-        self.rows = rows // 2
+        self.rows = max(1, min(self.rows, asked) // 2)
+        rows = self._live // 2
         self._troubles.append(
-            f"sampling ran out of memory with {rows} completions at a time; {self.rows} from now on"
+            f"sampling ran out of memory with {self._live} completions at a time; it goes on with "
+            f"{rows}, and later with at most {self.rows}"
         )
+        return rows
 
     def _decode(
         self,
         places: Sequence[tuple[int, int]],
+        rows: int,
         prompts: Sequence[Prompt],
         done: dict[tuple[int, int], Completion],
         purpose: str,
         *,
         greedy: bool,
     ) -> None:
-        """Sample the completions (prompt, sample) at `places` into `done`."""
+        """Sample the completions (prompt, sample) at `places` into `done`, so many at once."""
         waiting = deque(places)
         state: _State | None = None
         while waiting or state is not None:
             self.interrupt()
-            room = self.rows - (len(state.rows) if state else 0)
+            room = rows - (len(state.rows) if state else 0)
             if waiting and room > 0:
                 fresh = [waiting.popleft() for _ in range(min(room, len(waiting)))]
+                self._live = (len(state.rows) if state else 0) + len(fresh)
                 state = self._enter(state, fresh, prompts)
             assert state is not None
             self._draw(state, prompts, purpose, greedy=greedy)
             finished = self._finish(state, done)
             state = self._keep(state, finished)
             if state is not None:
+                self._live = len(state.rows)
                 self._advance(state)
 
     def _enter(

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from surefoot.errors import Diverged
+from surefoot.errors import NotSaved
 from surefoot.rollout.engine import Sampling
 
 _BLOCK = 256
@@ -38,7 +38,7 @@ def draw(logits_BV: Tensor, uniform_B: Tensor | None) -> tuple[Tensor, Tensor]:
     Inverse-CDF sampling: the first token whose cumulative probability exceeds the uniform, found
     by blocks of tokens first and then inside a block. Uniforms lie in (0, 1) and are scaled by the
     last cumulative value, so rounding in a sum can neither fall off its end nor pick a token of
-    probability 0. Shapes: [B, V], [B] -> ids [B] (int64), logp [B] (float32, nats). Diverged where
+    probability 0. Shapes: [B, V], [B] -> ids [B] (int64), logp [B] (float32, nats). NotSaved where
     the logits of a row are no distribution.
     """
     top_B1 = logits_BV.amax(-1, keepdim=True)
@@ -46,7 +46,7 @@ def draw(logits_BV: Tensor, uniform_B: Tensor | None) -> tuple[Tensor, Tensor]:
     cumulative_BK = _block_sums(weights_BV).cumsum(-1)
     total_B1 = cumulative_BK[:, -1:]
     if not bool(total_B1.isfinite().all()):
-        raise Diverged(
+        raise NotSaved(
             "the logits of the model are not finite, so nothing can be sampled: training has "
             "diverged, or the weights are damaged. These weights are not saved. Lower "
             "optim.learning_rate, and go on from an older checkpoint or start again in a new "

@@ -11,7 +11,7 @@ import torch
 from support.offline import make_offline_recipe
 from support.runs import make_recipe, train
 
-from surefoot.errors import EXIT_FINDING, Diverged, StoppedOnFinding
+from surefoot.errors import EXIT_FINDING, NotSaved, StoppedOnFinding
 from surefoot.loops import entry
 from surefoot.rollout.sampling import draw
 from surefoot.run.checkpoint import load_latest
@@ -36,7 +36,7 @@ def test_nothing_is_drawn_from_what_is_no_distribution(odd: float, greedy: bool)
     logits = torch.zeros(3, 300)
     logits[1, 7] = odd
     uniform = None if greedy else torch.full((3,), 0.5)
-    with pytest.raises(Diverged, match="not finite, so nothing can be sampled"):
+    with pytest.raises(NotSaved, match="not finite, so nothing can be sampled"):
         draw(logits, uniform)
     logits[1, 7] = float("-inf")
     ids, logps = draw(logits, uniform)

@@ -14,7 +14,7 @@ from support.loop import Bench, make_loop
 from support.offline import make_offline_recipe
 from support.runs import make_recipe, rows_of
 
-from surefoot.errors import ModelError, StoppedOnFinding
+from surefoot.errors import ModelError, NotSaved, StoppedOnFinding
 from surefoot.learner.scorer import Scorer
 from surefoot.loops import entry
 from surefoot.loops.online import STALE_LIMIT, OnlineLoop
@@ -65,7 +65,7 @@ def test_sampling_goes_on_with_fewer_at_once_and_says_the_same(
     assert len(told) == refused and engine.troubles() == []
     assert engine.rows == (64 if refused == 0 else left)
     if refused:
-        assert f"{left} from now on" in told[-1]
+        assert told[-1].endswith(f"and later with at most {left}")
     # What was learned is kept: the next rollout does not run out again.
     engine.sample(PROMPTS, 4, purpose="rollout")
     assert memory.refused == refused
@@ -107,7 +107,7 @@ def test_a_run_in_too_little_memory_learns_the_same_and_says_so(
     entry.train(make_recipe(tmp_path / "small", tiny_model, **grpo))
     assert memory.refused == 2  # 8 completions, then 4, then 2
     said = [e["message"] for e in read_events(tmp_path / "small" / "run") if e["kind"] == "engine"]
-    assert len(said) == 2 and "2 from now on" in said[-1]
+    assert len(said) == 2 and said[-1].endswith("goes on with 2, and later with at most 2")
     assert rows_of(tmp_path / "small" / "run", "samples.jsonl") == rows_of(
         tmp_path / "whole" / "run", "samples.jsonl"
     )
@@ -203,7 +203,7 @@ def test_after_one_changed_nothing_half_done_is_saved(
     bench = _grpo(tmp_path, tiny_model, 1)
     with monkeypatch.context() as patch:
         Unfit(patch, nth=3, times=math.inf)
-        with pytest.raises(ModelError, match=r"step 1: out of memory .* not saved; the newest"):
+        with pytest.raises(NotSaved, match=r"step 1: out of memory .* not saved; the newest"):
             bench.run()
     assert bench.desk.directory.checkpoint_steps() == []
 
@@ -315,6 +315,16 @@ def test_an_engine_with_other_weights_stops_the_run(
         assert last["step"] == 3 and last["mismatch/kl_k1"] > 1.0
         entry.train(recipe, ["run.steps=4", "run.stop_at_mismatch=never"])
     assert read_metrics(tmp_path / "run")[-1]["step"] == 4
+
+
+@pytest.mark.fault(20)
+def test_a_distribution_that_was_cut_on_purpose_stops_nothing(
+    tiny_model: Path, tmp_path: Path
+) -> None:
+    """The engine renormalises what top-k leaves, so the two are far apart at equal weights."""
+    recipe = make_recipe(tmp_path, tiny_model, method={"name": "rloo"}, run__steps=2)
+    entry.train(recipe, ["rollout.top_k=3", "run.allow=[truncated_sampling]"])
+    assert read_metrics(tmp_path / "run")[-1]["mismatch/kl_k1"] > 1.0
 
 
 # -- row 21 ----------------------------------------------------------------------------------------

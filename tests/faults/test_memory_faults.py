@@ -18,7 +18,7 @@ from support.offline import make_offline_recipe
 from support.runs import assert_same_run
 
 import surefoot
-from surefoot.errors import EXIT_FINDING, ModelError, StoppedOnFinding
+from surefoot.errors import EXIT_FINDING, NotSaved, StoppedOnFinding
 from surefoot.learner.critic import ValueModel
 from surefoot.learner.descent import descend
 from surefoot.learner.scorer import Backbone
@@ -195,7 +195,7 @@ def test_row_18_an_update_that_is_half_done_is_never_saved(
         apply(rate=rate, norm=norm)
 
     bench.learner.optimizer.step = second  # type: ignore[method-assign]
-    with pytest.raises(ModelError, match="newest checkpoint is resumed from"):
+    with pytest.raises(NotSaved, match="newest checkpoint is resumed from"):
         bench.run()
     assert bench.metrics() == [] and bench.desk.directory.checkpoint_steps() == []
 
@@ -267,7 +267,7 @@ def test_row_18_given_data_whose_update_is_half_done_is_never_saved(
     run = tmp_path / "torn" / "run"
     with monkeypatch.context() as patch:
         patch.setattr(torch.optim.AdamW, "step", third)
-        with pytest.raises(ModelError, match="newest checkpoint is resumed from"):
+        with pytest.raises(NotSaved, match="newest checkpoint is resumed from"):
             surefoot.train(tmp_path / "torn" / "recipe.yaml")
     assert len(calls) == 3 and RunDirectory(run).checkpoint_steps() == [2]
     for folder in ("torn", "calm"):

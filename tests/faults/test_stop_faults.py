@@ -226,6 +226,79 @@ def test_an_owed_evaluation_of_the_last_step_is_not_forgotten(
     assert_same_run(run, tmp_path / "whole" / "run")
 
 
+@pytest.mark.fault(4)
+def test_a_row_that_was_owed_is_never_doubled(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off before step 1, in the evaluation of step 4, and in the step after each."""
+    dapo = {"method": {"name": "dapo"}, "run__steps": 6, "run__checkpoint_every": 0}
+    whole = make_recipe(tmp_path / "whole", tiny_model, **dapo)
+    entry.train(whole)
+    recipe = make_recipe(tmp_path / "stopped", tiny_model, **dapo)
+    run = tmp_path / "stopped" / "run"
+    sample = LocalEngine.sample
+    for purpose, version in (("eval", 0), ("rollout", 0), ("eval", 4), ("rollout", 4)):
+
+        def signals(
+            engine: LocalEngine, *args: Any, _at: Any = (purpose, version), **named: Any
+        ) -> Any:
+            if (named["purpose"], engine.version) == _at:
+                os.kill(os.getpid(), signal.SIGTERM)
+            return sample(engine, *args, **named)
+
+        monkeypatch.setattr(LocalEngine, "sample", signals)
+        monkeypatch.setattr("surefoot.loops.signals._PATIENCE", 0.0)
+        with pytest.raises(Interrupted):
+            entry.train(recipe)
+        monkeypatch.undo()
+    assert steps_of(run) == [0, 1, 2, 3, 4]
+    for _ in range(2):
+        entry.train(recipe)
+        assert_same_run(run, tmp_path / "whole" / "run")
+
+
+@pytest.mark.fault(4)
+def test_an_owed_last_row_completes_the_run(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recipe = make_offline_recipe(tmp_path, tiny_model, method={"name": "dpo"}, rows="pairs")
+    from surefoot.loops.preference import PreferenceTask
+
+    look, due = PreferenceTask.look, Once(2)
+
+    def signals_in_evaluation(task: PreferenceTask, step: int) -> Any:
+        due()
+        return look(task, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreferenceTask, "look", signals_in_evaluation)
+        patch.setattr("surefoot.loops.signals._PATIENCE", 0.0)
+        with pytest.raises(Interrupted):
+            entry.train(recipe, ["run.steps=3", "run.eval_every=3"])
+    for told in (False, True):
+        capsys.readouterr()
+        entry.train(recipe, ["run.steps=3", "run.eval_every=3"])
+        assert ("is complete at step 3" in capsys.readouterr().err) == told
+        assert steps_of(tmp_path / "run") == [0, 1, 2, 3]
+
+
+@pytest.mark.fault(4)
+@pytest.mark.parametrize("saving", [True, False])
+def test_the_grace_time_ends_a_computation_and_no_saving(saving: bool) -> None:
+    """Saving that began before the signal came counts too."""
+    child = os.fork()
+    if child == 0:
+        with Stopper(grace=0.2) as stopper:
+            stopper.safe()
+            if not saving:
+                stopper.computing()
+            os.kill(os.getpid(), signal.SIGTERM)
+            time.sleep(5.0)
+        os._exit(7)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code == (7 if saving else EXIT_INTERRUPTED)
+
+
 def test_the_stopper_waits_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("surefoot.loops.signals.time.monotonic", lambda: now[0])
