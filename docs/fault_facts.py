@@ -122,20 +122,20 @@ FAULTS: dict[int, Fault] = {
         "the learner runs out of memory",
         "goes on, or stops",
         "the step is redone in micro-batches of half the budget, with the same result up to "
-        "rounding, and the budget is kept; where pieces cannot get smaller the run stops with what to change. A "
-        "step of which some weights have changed is never saved",
+        "rounding, and the budget is kept; where pieces cannot get smaller the run stops with what "
+        "to change. A step of which some weights have changed is never saved",
     ),
     19: Fault(
         "the engine runs out of memory or fails",
         "goes on, or stops",
-        "fewer completions are decoded at once, with the same tokens, and an event says so; where "
-        "one alone does not fit, the run stops with what to change",
+        "fewer completions are decoded at once, by the same draws, and an event says so; where one "
+        "alone does not fit, the run stops with what to change",
     ),
     20: Fault(
         "trainer and engine disagree about the log-probabilities of the sampled tokens",
         "goes on, or stops",
         "the mismatch is in every row of the metrics; from `run.stop_at_mismatch` nats a token on "
-        "the run stops with exit code 3",
+        "the run stops with exit code 3, unless it samples from a cut distribution on purpose",
     ),
     21: Fault(
         "the engine samples with old weights",

@@ -1,16 +1,22 @@
 """The one hierarchy of errors that a user can meet: what happened, why, and what to do.
 
-Owns the exception types and the exit code that each of them means.
+Owns the exception types, the exit code that each of them means, and the error numbers of a disk
+that refuses.
 Refuses to own any check: a check lives where the thing that it checks lives.
 """
 
 from __future__ import annotations
+
+import errno
 
 EXIT_DONE = 0
 EXIT_FAILED = 1
 EXIT_REFUSED = 2
 EXIT_FINDING = 3
 EXIT_INTERRUPTED = 75
+
+DISK_REFUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
+"""Error numbers of a disk that is full, limited, read-only or broken."""
 
 
 class SurefootError(ValueError):

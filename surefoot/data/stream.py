@@ -70,6 +70,7 @@ class Stream(Generic[D]):
         self._position = 0
         self._step = 1
         self._walked = [0] * len(self._lanes)
+        self._before = 0
         self._orders: dict[int, tuple[int, NDArray[np.int64]]] = {}
         self._windows = tuple(
             None if lane.keep is None else Window(lane.keep, [row.id for row in lane.rows])
@@ -132,13 +133,18 @@ class Stream(Generic[D]):
                     window.observe(id, solved, tried)
 
     def cursor(self) -> dict[str, Any]:
-        """Where the stream stands, as JSON. `counts` are the rows walked over in each source."""
+        """Where the stream stands, as JSON.
+
+        `counts` are the rows walked over in each source, `before` the positions taken from other
+        sources: sum(counts) + before = position + passed_over.
+        """
         return {
             "position": self._position,
             "step": self._step,
             "counts": list(self._walked),
             "sizes": [len(lane.rows) for lane in self._lanes],
-            "passed_over": sum(self._walked) - self._position,
+            "before": self._before,
+            "passed_over": sum(self._walked) + self._before - self._position,
             "solved": [None if window is None else window.text() for window in self._windows],
             "hash": self._hash,
         }
@@ -150,7 +156,8 @@ class Stream(Generic[D]):
         rows as its namesake was (from the start if there are more or fewer sources), and what was
         solved is forgotten.
         """
-        missing = self.cursor().keys() - cursor.keys()
+        # Without `before` it is of a release that had none: no position was taken elsewhere.
+        missing = self.cursor().keys() - cursor.keys() - {"before"}
         if missing:
             raise CheckpointError(
                 f"the stream's cursor lacks {', '.join(sorted(missing))}: the checkpoint's state "
@@ -161,20 +168,23 @@ class Stream(Generic[D]):
             self._check_same_data(cursor)
         counts = [int(count) for count in cursor["counts"]]
         position, passed = int(cursor["position"]), int(cursor["passed_over"])
+        before = int(cursor.get("before", 0))
         sound = len(counts) == len(cursor["solved"]) == len(cursor["sizes"])
-        if not sound or min(*counts, position, passed) < 0 or sum(counts) != position + passed:
+        adds_up = sum(counts) + before == position + passed
+        if not sound or not adds_up or min(*counts, position, passed, before) < 0:
             raise CheckpointError(
-                f"the stream's cursor counts {counts} do not add up to position {position} and "
-                f"{passed} passed over: the checkpoint's state is damaged. Resume from an older "
-                "checkpoint."
+                f"the stream's cursor counts {counts} and {before} before do not add up to "
+                f"position {position} and {passed} passed over: the checkpoint's state is damaged. "
+                "Resume from an older checkpoint."
             )
         if other_data and len(counts) != len(self._lanes):
-            counts = [0] * len(self._lanes)
+            counts, before = [0] * len(self._lanes), position
         for index, window in enumerate(self._windows):
             if window is not None:
                 # A window that the recipe was allowed to add starts without counts.
                 window.restore("" if other_data else cursor["solved"][index] or "")
         self._walked = counts
+        self._before = before
         self._position = position
         self._step = int(cursor["step"])
         self._passed_over = self._refills = 0

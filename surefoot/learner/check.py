@@ -105,7 +105,7 @@ def _compared(
     """Why a layout is wrong for this model, or None."""
     try:
         logp, grad = _through(scorer, name, bundle)
-    except (ValueError, TypeError, RuntimeError, IndexError) as error:
+    except (ValueError, TypeError, RuntimeError, IndexError, MemoryError) as error:
         if out_of_memory(error):
             raise ModelError(
                 "model.path: memory runs out at the model's first test, on "

@@ -19,7 +19,14 @@ from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from surefoot.errors import Interrupted, ModelError, RecipeError, RunDirectoryError, Stop
+from surefoot.errors import (
+    DISK_REFUSES,
+    Interrupted,
+    ModelError,
+    RecipeError,
+    RunDirectoryError,
+    Stop,
+)
 from surefoot.loops.assemble import Outside, outside
 from surefoot.loops.callbacks import Callback, Callbacks, EndedByCallback
 from surefoot.loops.desk import Desk
@@ -43,7 +50,6 @@ from surefoot.recipe.text import read, split_override
 from surefoot.run.checkpoint import Loaded
 from surefoot.run.directory import RunDirectory, environment
 from surefoot.run.display import Display
-from surefoot.run.files import DISK_REFUSES
 from surefoot.run.ledger import Ledger
 from surefoot.run.lock import RunLock
 from surefoot.run.read import read_metrics

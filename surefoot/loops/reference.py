@@ -8,6 +8,7 @@ first step, so no second model is held in memory.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -112,7 +113,9 @@ def reference_scores(
             interrupt()
             packing = _asked_in_pieces(row, scorer, batch, packing, others, scores, other)
         except BaseException:
-            _write(path, scores, other, asked)
+            # It only keeps work, so a full disk must not take the place of the reason to end.
+            with contextlib.suppress(OSError):
+                _write(path, scores, other, asked)
             raise
         if time.monotonic() - told > _EVERY and i + 1 < len(left):
             told = time.monotonic()

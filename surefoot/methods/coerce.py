@@ -188,7 +188,8 @@ def plain_value(annotation: Any, raw: Any, *, path: str) -> Any:
     number = isinstance(raw, int | float) and not isinstance(raw, bool)
     largest = _LARGEST.get(annotation)
     if number and largest is not None and largest < abs(raw) < math.inf:
-        raise RecipeError(f"{path}: {raw!r:.60} is too large; it is at most {largest:g}")
+        most = f"{largest:,}" if annotation is int else f"{largest:g}"
+        raise RecipeError(f"{path}: {raw!r:.60} is too large; it is at most {most}")
     if annotation is float and number and math.isfinite(raw):
         return float(raw)
     if annotation is int and number and math.isfinite(raw) and raw == int(raw):

@@ -7,6 +7,8 @@ Refuses to own checkpoints; a resume folder and a model folder are different thi
 
 from __future__ import annotations
 
+import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -18,9 +20,11 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from surefoot.errors import ModelError
+from surefoot.errors import DISK_REFUSES, ModelError, SurefootError
 from surefoot.models import adapter, lora
 from surefoot.models.load import LoadedModel
+
+_OS_ERROR = re.compile(r"\(os error (\d+)\)")
 
 Finish = Callable[[Path], None]
 """Called with the directory before it appears; what it raises leaves nothing behind."""
@@ -89,16 +93,26 @@ def check_destination(destination: Path) -> None:
     try:
         full = destination.exists() and (not destination.is_dir() or any(destination.iterdir()))
     except OSError as error:
-        raise _unwritable(destination, error) from error
+        raise _unwritable(destination, error.strerror or str(error)) from error
     if full:
         raise ModelError(f"export: {destination} exists and is not empty; name a new directory")
 
 
-def _unwritable(destination: Path, error: OSError) -> ModelError:
+def _unwritable(destination: Path, reason: str) -> ModelError:
     return ModelError(
-        f"{str(destination)!r:.200} cannot be written ({error.strerror or error}); name another "
-        "directory, or make room"
+        f"{str(destination)!r:.200} cannot be written ({reason}); name another directory, or make "
+        "room"
     )
+
+
+def _refusal(error: Exception) -> str | None:
+    """Why the disk refused, where this error says that it did."""
+    number = error.errno if isinstance(error, OSError) else None
+    if number is None and not isinstance(error, SurefootError):
+        # safetensors and tokenizers tell a refused write in words, in errors of their own.
+        told = _OS_ERROR.search(str(error))
+        number = int(told[1]) if told is not None else None
+    return os.strerror(number) if number in DISK_REFUSES else None
 
 
 def save_directory(loaded: LoadedModel, destination: Path) -> Path:
@@ -119,18 +133,28 @@ def appearing(destination: Path) -> Iterator[Path]:
         destination.parent.mkdir(parents=True, exist_ok=True)
         staging = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))
     except OSError as error:
-        raise _unwritable(destination, error) from error
+        raise _unwritable(destination, error.strerror or str(error)) from error
     try:
         yield staging
+        _put_in_place(staging, destination)
+    except Exception as error:  # the libraries raise whatever their writers do
+        reason = _refusal(error)
+        if reason is None:
+            raise
+        raise _unwritable(destination, reason) from error
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _put_in_place(staging: Path, destination: Path) -> None:
+    try:
         # mkdtemp makes a private folder; a model directory is as readable as its files.
         staging.chmod(0o755)
         if destination.exists():
             destination.rmdir()
         staging.rename(destination)
     except OSError as error:
-        raise _unwritable(destination, error) from error
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+        raise _unwritable(destination, error.strerror or str(error)) from error
 
 
 def save_whole(

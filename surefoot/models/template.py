@@ -74,7 +74,8 @@ class PromptTemplate:
         }
         if tokenizer.is_fast:
             core = json.loads(tokenizer.backend_tokenizer.to_str())
-            facts |= {name: core.get(name) for name in ("normalizer", "pre_tokenizer", "model")}
+            facts |= {name: _said(core.get(name)) for name in ("normalizer", "pre_tokenizer")}
+            facts["model"] = _model_facts(core["model"])
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def encode(self, messages: Messages | str) -> tuple[int, ...]:
@@ -123,6 +124,27 @@ class PromptTemplate:
             )
         except (TemplateError, TypeError) as error:
             raise ModelError(f"model.template: the chat template failed: {error}") from error
+
+
+def _said(value: Any) -> Any:
+    """A value without the entries that say "not set", which writers spell as null or as ""."""
+    if isinstance(value, Mapping):
+        return {key: _said(item) for key, item in value.items() if item not in (None, "")}
+    return [_said(item) for item in value] if isinstance(value, list) else value
+
+
+def _model_facts(model: Mapping[str, Any]) -> dict[str, Any]:
+    """What a tokenizer's model does with text, whichever release wrote it down."""
+    # False is "not set" here alone: a normalizer's strip_accents differs between null and false.
+    facts = {key: value for key, value in _said(model).items() if value is not False}
+    # Ids by word are in `get_vocab`; the list of a unigram model holds its scores as well.
+    if isinstance(facts.get("vocab"), Mapping):
+        del facts["vocab"]
+    if "merges" in facts:
+        facts["merges"] = [
+            merge.split(" ", 1) if isinstance(merge, str) else merge for merge in facts["merges"]
+        ]
+    return facts
 
 
 def stop_ids(config: Any, generation_config: Any, template: PromptTemplate) -> tuple[int, ...]:

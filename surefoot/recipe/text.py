@@ -66,7 +66,10 @@ class _Loader(yaml.SafeLoader):
     def get_single_node(self) -> yaml.Node | None:
         node = super().get_single_node()
         if node is not None and _size(node, {}) > _LARGEST:
-            raise RecipeError(f"its anchors and aliases stand for more than {_LARGEST} values")
+            raise RecipeError(
+                f"it holds more than {_LARGEST:,} values, an alias counted as all that its anchor "
+                "stands for; write less in one document"
+            )
         return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:

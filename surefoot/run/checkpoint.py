@@ -7,6 +7,7 @@ Refuses to own what the state means, and model exports: a resume directory is no
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
@@ -88,7 +89,11 @@ class Loaded:
                 f"checkpoint {self.path.name} has no tensors named {name!r}; "
                 f"it has {', '.join(self.names) or 'none'}"
             )
-        return safetensors.torch.load_file(self.path / f"{name}{manifest.TENSORS}")
+        file = self.path / f"{name}{manifest.TENSORS}"
+        try:
+            return safetensors.torch.load_file(file)
+        except OSError as error:
+            raise manifest.unreadable(file, error) from error
 
     def differences(self, expected: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
         """Each key of `expected` that this checkpoint contradicts: what it says, what is expected.
@@ -287,8 +292,9 @@ def load_latest(directory: RunDirectory, *, rename_damaged: bool = True) -> Load
 
     A damaged one is renamed `step_N.corrupt`, named in `skipped`, and the one before it is used;
     `rename_damaged=False` leaves names alone, for readers that do not hold the run lock. Raises
-    CheckpointError for a foreign file, and when every checkpoint there is is damaged: starting
-    again from zero without a word would be worse.
+    CheckpointError, with names left alone too, for a foreign file, and for one that cannot be read
+    now; and when every checkpoint there is is damaged: starting again from zero without a word
+    would be worse.
     """
     root = directory.checkpoints
     if not root.is_dir():
@@ -300,14 +306,21 @@ def load_latest(directory: RunDirectory, *, rename_damaged: bool = True) -> Load
             raise CheckpointError(
                 f"{entry} is not a checkpoint of ours, and it is not read; move it elsewhere"
             )
-    skipped: list[Skipped] = []
+    loaded: Loaded | None = None
+    found: dict[Path, str] = {}
     for step in reversed(directory.checkpoint_steps()):
         path = directory.step_path(step)
         try:
-            return _load(path, tuple(skipped))
+            loaded = _load(path)
+            break
         except manifest.Damaged as damage:
-            now = _set_aside(path) if rename_damaged else path
-            skipped.append(Skipped(path.name, str(damage), now.name))
+            found[path] = str(damage)
+    skipped = tuple(
+        Skipped(path.name, reason, (_set_aside(path) if rename_damaged else path).name)
+        for path, reason in found.items()
+    )
+    if loaded is not None:
+        return dataclasses.replace(loaded, skipped=skipped)
     damaged = sorted(entry.name for entry in root.iterdir() if ".corrupt" in entry.name)
     if skipped or damaged:
         reasons = "; ".join(f"{item.name}: {item.reason}" for item in skipped)
@@ -325,21 +338,25 @@ def load_step(directory: RunDirectory, step: int) -> Loaded:
         there = ", ".join(map(str, directory.checkpoint_steps())) or "none"
         raise CheckpointError(f"{directory.path} has no checkpoint of step {step}; it has {there}")
     try:
-        return _load(path, ())
+        return _load(path)
     except manifest.Damaged as damage:
         raise CheckpointError(
             f"checkpoint {path.name} is damaged ({damage}); name another step"
         ) from damage
 
 
-def _load(path: Path, skipped: tuple[Skipped, ...]) -> Loaded:
+def _load(path: Path) -> Loaded:
     facts = manifest.verify(path)
-    state = manifest.parse((path / manifest.STATE).read_bytes())
+    try:
+        data = (path / manifest.STATE).read_bytes()
+    except OSError as error:
+        raise manifest.unreadable(path / manifest.STATE, error) from error
+    state = manifest.parse(data)
     names = tuple(
         name.removesuffix(manifest.TENSORS) for name in facts["files"] if name != manifest.STATE
     )
     identity = manifest.decode(facts["identity"])
-    return Loaded(path, facts["step"], state, identity, names, skipped)
+    return Loaded(path, facts["step"], state, identity, names)
 
 
 def _set_aside(path: Path) -> Path:

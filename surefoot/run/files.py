@@ -6,7 +6,6 @@ of a run directory. Refuses to own any layout: names and places belong to `direc
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -17,9 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-DISK_REFUSES = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO})
-"""Error numbers of a disk that is full, limited, read-only or broken."""
 
 
 def fsync_directory(path: Path) -> None:

@@ -12,10 +12,11 @@ import json
 import logging
 import os
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,8 @@ class Ledger:
     """The four JSONL files of one run, open for appending.
 
     `resume_step` is the step of the checkpoint that the run goes on from: rows of later steps are
-    cut, because those steps are done again. None starts from zero and cuts all of them. Events are
+    cut, because those steps are done again. None starts from zero and cuts all of them. `written`
+    is the last step whose row is not made again, where that is not the checkpoint's. Events are
     never cut. `samples_per_step` completions are kept per step, drawn by (seed, step); None: all.
     """
 
@@ -49,6 +51,7 @@ class Ledger:
         directory: RunDirectory,
         *,
         resume_step: int | None,
+        written: int | None = None,
         seed: int = 0,
         samples_per_step: int | None = 8,
     ) -> None:
@@ -56,7 +59,7 @@ class Ledger:
         self._samples_per_step = samples_per_step
         self._step: int | None = resume_step
         self._warned = False
-        last = -1 if resume_step is None else resume_step
+        last = -1 if resume_step is None else resume_step if written is None else written
         tables = (directory.metrics, directory.groups, directory.samples)
         cut = {path.name: _mended(path, partial(_cut, last_step=last)) for path in tables}
         _mended(directory.events, _mend_tail)
@@ -97,22 +100,18 @@ class Ledger:
         self._flush()
 
     def sync(self) -> None:
-        """Force everything written so far onto the disk."""
-        self._flush()
-        for file in self._files:
-            file.sync()
-        with contextlib.suppress(OSError):
-            fsync_directory(self._metrics.path.parent)
-            if not self.waiting:
-                self._aside.unlink(missing_ok=True)
+        """Force everything written so far onto the disk; a refusal is logged."""
+        self._force()
 
     def secure(self) -> None:
         """`sync` before a checkpoint is saved: a run that goes on from there has every row so far.
 
         Rows that wait in memory are put aside, for a process that comes after a kill. Raises
-        OSError when the disk refuses that too.
+        OSError when the disk refuses that too, or to keep what was written.
         """
-        self.sync()
+        refused = self._force()
+        if refused is not None:
+            raise refused
         if self.waiting:
             lines = {
                 file.path.name: [line.decode() for line in file.waiting] for file in self._files
@@ -131,7 +130,8 @@ class Ledger:
                     self._aside,
                 )
         except OSError:
-            _log.warning("%d ledger rows were never written: the disk refused", self.waiting)
+            if self.waiting:
+                _log.warning("%d ledger rows were never written: the disk refused", self.waiting)
         for file in self._files:
             file.close()
 
@@ -146,14 +146,26 @@ class Ledger:
         order = draws.permutation(self._seed, "samples", len(rows), step)
         return [rows[place] for place in sorted(order[: self._samples_per_step].tolist())]
 
+    def _force(self) -> OSError | None:
+        """Write and sync; what was put aside goes only when its rows are safe in their files."""
+        self._flush()
+        refused = [error for file in self._files if (error := file.sync()) is not None]
+        try:
+            fsync_directory(self._metrics.path.parent)
+        except OSError as error:
+            refused.append(error)
+        if refused:
+            return refused[0]
+        if not self.waiting:
+            with contextlib.suppress(OSError):
+                self._aside.unlink(missing_ok=True)
+        return None
+
     def _take_back(self, last_step: int) -> None:
         """What an earlier process put aside, unless it was written since or is done again."""
-        try:
-            aside = json.loads(self._aside.read_bytes())
-        except FileNotFoundError:
-            return
+        aside = _put_aside(self._aside, {file.path.name for file in self._files})
         for file in self._files:
-            lines = [line.encode() for line in aside[file.path.name]]
+            lines = aside.get(file.path.name, [])
             if file is not self._events:
                 lines = [line for line in lines if _stays(line, last_step)]
             file.take_back(lines)
@@ -258,12 +270,15 @@ class _Lines:
         self.trouble, self._lost = None, 0
         return gap
 
-    def sync(self) -> None:
+    def sync(self) -> OSError | None:
+        """Force what was written onto the disk; returns what it said if it refused."""
         if self._handle is not None:
             try:
                 os.fsync(self._handle)
             except OSError as error:
                 _log.warning("%s could not be synced (%s)", self.path, error.strerror)
+                return error
+        return None
 
     def close(self) -> None:
         if self._handle is not None:
@@ -302,6 +317,31 @@ def _mended(path: Path, mend: Callable[[Path], int]) -> int:
             f"{path} cannot be read and cut back to the checkpoint ({error.strerror}); put the "
             "file back, or move what lies there elsewhere"
         ) from error
+
+
+def _put_aside(path: Path, names: Collection[str]) -> dict[str, list[bytes]]:
+    """The lines that an earlier process put aside, by file; nothing where there is no such file."""
+    reason = "is not the JSON that a run writes"
+    try:
+        raw = json.loads(path.read_bytes())
+        lines = {name: [line.encode() for line in told] for name, told in raw.items()}
+        if lines.keys() <= set(names) and all(map(_is_row, chain.from_iterable(lines.values()))):
+            return lines
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError, AttributeError, TypeError):
+        pass
+    raise RunDirectoryError(
+        f"{path} {reason}; it holds rows from before the newest checkpoint that the disk refused. "
+        "Restore a copy, or move it elsewhere, and its rows are lost"
+    )
+
+
+def _is_row(line: bytes) -> bool:
+    row = parse_line(line)
+    return row is not None and "step" in row and line.count(b"\n") == 1
 
 
 def _cut(path: Path, last_step: int) -> int:

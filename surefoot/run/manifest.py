@@ -6,10 +6,12 @@ Refuses to own tensors, and what is done about a damaged directory: both belong 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import math
 import os
+import stat
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from importlib import metadata
 from numbers import Integral, Real
@@ -21,6 +23,8 @@ from surefoot.errors import CheckpointError
 MANIFEST, STATE, TENSORS = "MANIFEST.json", "state.json", ".safetensors"
 _FORMAT, _SCHEMA = "surefoot-checkpoint", 1
 _FLOAT = "$float"
+_OTHER_KIND = frozenset({errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP})
+"""Error numbers of a place that holds nothing, or something of another kind."""
 
 
 class Damaged(Exception):
@@ -112,7 +116,8 @@ def write_manifest(
 def read_manifest(path: Path) -> dict[str, Any]:
     """The manifest of the checkpoint at `path`, its own digest checked.
 
-    Raises Damaged, or CheckpointError when the directory is not ours or of another version.
+    Raises Damaged, or CheckpointError when the directory is not ours, of another version, or cannot
+    be read now.
     """
     try:
         raw = json.loads((path / MANIFEST).read_bytes())
@@ -120,7 +125,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
         _refuse_foreign(path, known=())
         raise Damaged(f"{MANIFEST} is missing") from error
     except OSError as error:
-        raise Damaged(f"{MANIFEST} cannot be read: {error.strerror}") from error
+        raise _judged(path / MANIFEST, error) from error
     except (ValueError, RecursionError) as error:
         raise Damaged(f"{MANIFEST} is not JSON") from error
     if not isinstance(raw, dict) or raw.get("digest") != _digest(raw):
@@ -136,16 +141,16 @@ def read_manifest(path: Path) -> dict[str, Any]:
 def verify(path: Path) -> dict[str, Any]:
     """The manifest of a checkpoint whose every byte is as written.
 
-    Raises Damaged naming the file, or CheckpointError naming a file that is not part of it.
+    Raises Damaged naming the file, or CheckpointError naming a file that is not part of it, or that
+    cannot be read now.
     """
     manifest = read_manifest(path)
     _refuse_foreign(path, known=manifest["files"])
     for name, facts in manifest["files"].items():
         file = path / name
-        if not file.is_file():
-            raise Damaged(f"{name} is missing")
-        if file.stat().st_size != facts["size"]:
-            raise Damaged(f"{name} has {file.stat().st_size} bytes instead of {facts['size']}")
+        size = _size_of(file)
+        if size != facts["size"]:
+            raise Damaged(f"{name} has {size} bytes instead of {facts['size']}")
         if _digest_of(file) != facts["sha256"]:
             raise Damaged(f"{name} has changed: its sha256 is not the manifest's")
     if path.name != f"step_{manifest['step']:06d}":
@@ -153,12 +158,40 @@ def verify(path: Path) -> dict[str, Any]:
     return manifest
 
 
+def unreadable(path: Path, error: OSError) -> CheckpointError:
+    """What to say of a file or directory of a checkpoint that may be whole, but cannot be read."""
+    return CheckpointError(
+        f"{path} cannot be read ({error.strerror or error}); nothing was changed. Mend the disk or "
+        "the permissions and send the same command again, or move the checkpoint elsewhere to go "
+        "on without it"
+    )
+
+
+def _judged(path: Path, error: OSError) -> Damaged | CheckpointError:
+    """Damaged by what lies there, or not to be read now: then nothing is known of its bytes."""
+    if error.errno in _OTHER_KIND:
+        return Damaged(f"{path.name} cannot be read: {error.strerror}")
+    return unreadable(path, error)
+
+
+def _size_of(file: Path) -> int:
+    try:
+        facts = file.stat()
+    except FileNotFoundError as error:
+        raise Damaged(f"{file.name} is missing") from error
+    except OSError as error:
+        raise _judged(file, error) from error
+    if not stat.S_ISREG(facts.st_mode):
+        raise Damaged(f"{file.name} is no file")
+    return facts.st_size
+
+
 def _digest_of(file: Path) -> str:
     try:
         with open(file, "rb") as handle:
             return hashlib.file_digest(handle, "sha256").hexdigest()
     except OSError as error:
-        raise Damaged(f"{file.name} cannot be read: {error.strerror}") from error
+        raise _judged(file, error) from error
 
 
 def looks_whole(path: Path) -> bool:
@@ -176,7 +209,7 @@ def _refuse_foreign(path: Path, known: Collection[str]) -> None:
     try:
         entries = sorted(path.iterdir())
     except OSError as error:
-        raise Damaged(f"it cannot be listed: {error.strerror}") from error
+        raise _judged(path, error) from error
     for entry in entries:
         if entry.name in listed or (not known and entry.name.endswith(TENSORS)):
             continue

@@ -35,6 +35,11 @@ def ids(prompts):
     return [p.id for p in prompts]
 
 
+def saved(s):
+    """The cursor as a checkpoint holds it."""
+    return json.loads(json.dumps(s.cursor()))
+
+
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
 def test_each_epoch_is_a_permutation_and_epochs_differ(n):
     s = stream(n)
@@ -136,7 +141,13 @@ def test_a_cursor_of_other_data_is_refused():
 
 @pytest.mark.parametrize(
     "change",
-    [{"counts": [3]}, {"counts": [-1], "position": -1}, {"counts": [1, 1], "position": 2}],
+    [
+        {"counts": [3]},
+        {"counts": [-1], "position": -1},
+        {"counts": [1, 1], "position": 2},
+        {"before": 1},
+        {"before": -1, "counts": [3]},
+    ],
 )
 def test_a_damaged_cursor_is_refused_and_leaves_the_stream(change):
     s = stream(5)
@@ -146,6 +157,104 @@ def test_a_damaged_cursor_is_refused_and_leaves_the_stream(change):
     with pytest.raises(CheckpointError, match="lacks counts"):
         s.restore({key: value for key, value in s.cursor().items() if key != "counts"})
     assert s.position == 2
+
+
+def test_other_data_of_as_many_sources_goes_on_where_each_was():
+    """Four of nine rows are walked over; of other nine the last five follow, then epoch 1."""
+    old = stream(9, seed=3)
+    old.take(4, step=2)
+    s = stream(9, seed=3, digest="other")
+    s.restore(saved(old), other_data=True)
+    taken = s.take(14, step=3)
+    assert [p.position for p in taken] == list(range(4, 18))
+    assert ids(taken) == ids(stream(9, seed=3).take(18, step=1))[4:]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "others", "counts"),
+    [
+        ((5, 3), (2, 7), 9),
+        ((5, 3), (2, 7, 4), 0),
+        ((5, 3), (4,), 0),
+        ((4,), (5, 3), 0),
+    ],
+    ids=["as many sources", "more", "fewer", "more than one"],
+)
+def test_a_stream_of_other_data_can_be_resumed_again_and_again(sizes, others, counts):
+    """`counts`: what of the nine walked over counts for the new sources."""
+    old = stream(*sizes, seed=3)
+    old.take(9, step=1)
+    s = stream(*others, seed=3, digest="other")
+    s.restore(saved(old), other_data=True)
+    assert s.position == 9 and sum(s.cursor()["counts"]) == counts
+    assert saved(s)["passed_over"] == 0
+    assert [p.position for p in s.take(5, step=1)] == list(range(9, 14))
+    first = saved(s)
+    whole = s.take(30, step=2)
+    assert [p.position for p in whole] == list(range(14, 44))
+    second = stream(*others, seed=3, digest="other")
+    second.restore(first)
+    assert saved(second) == first
+    assert second.take(11, step=2) == whole[:11]
+    third = stream(*others, seed=3, digest="other")
+    third.restore(saved(second))
+    assert third.take(19, step=2) == whole[11:]
+    assert saved(third) == saved(s)
+
+
+def test_other_data_may_come_twice():
+    """Two sources, then one, then three: the position goes on through all of them."""
+    s, position = stream(5, 3), 0
+    s.take(7, step=1)
+    for sizes, more in (((4,), 6), ((2, 2, 9), 5)):
+        position = s.position
+        cursor = saved(s)
+        s = stream(*sizes, digest="other")
+        s.restore(cursor, other_data=True)
+        taken = [p.position for p in s.take(more, step=1)]
+        assert taken == list(range(position, position + more))
+    again = stream(2, 2, 9, digest="other")
+    again.restore(saved(s))
+    assert again.position == 7 + 6 + 5 and sum(again.cursor()["counts"]) == 5
+    assert again.take(9, step=1) == s.take(9, step=1)
+
+
+def test_the_sources_of_other_data_are_drawn_by_the_position():
+    """After nine positions of one source, the tenth is drawn as the tenth of the new ones."""
+    old = stream(5, seed=3)
+    old.take(9, step=1)
+    s = stream(30, 30, seed=3, digest="other")
+    s.restore(saved(old), other_data=True)
+    sources = [id[0] for id in ids(s.take(20, step=1))]
+    assert sources == [id[0] for id in ids(stream(30, 30, seed=3).take(29, step=1))][9:]
+
+
+def test_rows_passed_over_in_other_sources_leave_the_count():
+    """Two of four prompts fall outside, so that four more positions walk over two epochs."""
+    old = stream(4, keep=[(0.2, 0.8)])
+    seen = ids(old.take(4, step=1))
+    old.observe(dict.fromkeys(seen[:2], (0, 4)))
+    old.take(4, step=2)
+    assert saved(old)["passed_over"] > 0
+    position = old.position
+    s = stream(3, 3, keep=[(0.2, 0.8), None])
+    s.restore(saved(old), other_data=True)
+    s.take(2, step=3)
+    assert saved(s)["passed_over"] == 0
+    again = stream(3, 3, keep=[(0.2, 0.8), None])
+    again.restore(saved(s))
+    assert again.position == position + 2
+    assert again.take(8, step=4) == s.take(8, step=4)
+
+
+def test_a_cursor_of_a_release_without_before_is_read():
+    s = stream(5, 3, seed=3)
+    s.take(9, step=1)
+    old = {key: value for key, value in saved(s).items() if key != "before"}
+    resumed = stream(5, 3, seed=3)
+    resumed.restore(old)
+    assert saved(resumed) == saved(s)
+    assert resumed.take(7, step=1) == s.take(7, step=1)
 
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])

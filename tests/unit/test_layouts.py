@@ -9,11 +9,13 @@ from support.tiny import VOCABULARY, architectures, make_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from surefoot.errors import ModelError
 from surefoot.learner.check import check_layouts
 from surefoot.learner.layouts import NAMES, Bundle, Name, Shape, build, microbatches, split_bundles
 from surefoot.learner.scorer import Scorer
 
 EXACT_IN_FLOAT64 = ("gpt2",)
+FULL = "DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"
 SHAPE = Shape(parameters=100_000_000, attention=17_280)
 
 
@@ -91,6 +93,23 @@ def test_packed_is_wrong_on_sliding_windows_and_therefore_off() -> None:
     want = plain(model, [bundle(12, (9, 9))], 1.0)
     got = scorer(part).logp_N[part.rows_N == 1]
     assert float((got - want[1]).detach().abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), torch.OutOfMemoryError("CUDA out of memory"), RuntimeError(FULL)]
+)
+def test_memory_that_runs_out_at_the_check_is_said_to(
+    error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of whichever class: of a layout it would read as no more than "fails"."""
+
+    def full(scorer: Scorer, part: object) -> object:
+        raise error
+
+    monkeypatch.setattr(Scorer, "forward", full)
+    scorer = Scorer(make_model(), compute=torch.float32, head_dtype=torch.float32, temperature=1.0)
+    with pytest.raises(ModelError, match=r"model\.path: memory runs out at the model's first test"):
+        check_layouts(scorer, seed=0)
 
 
 def test_tokens_forwarded_by_hand() -> None:

@@ -207,7 +207,7 @@ def test_the_controller_is_a_choice_inside_a_choice() -> None:
         ({"kl": {"coef": float("nan")}}, ["method.kl.coef"]),
         ({"kl": {"coef": 1e31}}, ["method.kl.coef", "too large", "1e+30"]),
         ({"gate": {"high": 10**400}}, ["method.gate.high", "too large"]),
-        ({"group_size": 2**31}, ["method.group_size", "too large"]),
+        ({"group_size": 2**31}, ["method.group_size", "too large; it is at most 2,147,483,647"]),
         ({"group_size": 2.5}, ["method.group_size", "not a whole number"]),
         ({"group_size": True}, ["method.group_size"]),
         ({"greedy_sample": 1}, ["method.greedy_sample", "true or false"]),

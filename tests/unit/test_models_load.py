@@ -6,13 +6,20 @@ import importlib.machinery
 import importlib.util
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.tiny import END, START, TEMPLATE, TEXT_END, make_model, make_tokenizer, save_tiny
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GPT2Tokenizer,
+    PreTrainedTokenizerFast,
+)
 
 from surefoot.errors import ModelError
 from surefoot.models import LoadedModel, PromptTemplate, export_directory, load_model, wrap_model
@@ -263,6 +270,145 @@ def test_template_and_tokenizer_have_identities_of_their_own(tmp_path: Path) -> 
     words["~"], words["}"] = words["}"], words["~"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(core), encoding="utf-8")
     assert read() != made.tokenizer_identity
+
+
+def by_merges() -> Tokenizer:
+    """Byte-level BPE whose merges are, in this order: l o, lo w, e r."""
+    words = [TEXT_END, *sorted(pre_tokenizers.ByteLevel.alphabet()), "lo", "low", "er"]
+    merges = [("l", "o"), ("lo", "w"), ("e", "r")]
+    core = Tokenizer(models.BPE({word: id for id, word in enumerate(words)}, merges))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([AddedToken(TEXT_END, special=True)])
+    return core
+
+
+def by_scores() -> Tokenizer:
+    """Unigram over four pieces."""
+    pieces = [("<unk>", 0.0), ("a", -1.1), ("b", -2.3), ("ab", -0.123456789012345)]
+    core = Tokenizer(models.Unigram(pieces, unk_id=0))
+    core.normalizer = normalizers.NFKC()
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    return core
+
+
+def by_pieces(*, strip_accents: bool | None = None) -> Tokenizer:
+    """WordPiece, whose pieces inside a word have a prefix."""
+    words = ["[UNK]", "a", "b", "##b", "##c"]
+    vocabulary = {word: id for id, word in enumerate(words)}
+    core = Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", continuing_subword_prefix="##")
+    )
+    core.normalizer = normalizers.BertNormalizer(strip_accents=strip_accents)
+    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return core
+
+
+def fast(core: Tokenizer) -> PreTrainedTokenizerFast:
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+def changed(core: Tokenizer, change: Callable[[dict[str, Any]], object]) -> Tokenizer:
+    """The same with `change` made in what it is written down as."""
+    facts = json.loads(core.to_str())
+    change(facts)
+    return Tokenizer.from_str(json.dumps(facts))
+
+
+def tokenizer_identity(tokenizer: Any) -> str:
+    return template(tokenizer, "none").tokenizer_identity
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: GPT2Tokenizer(tokenizer_object=by_merges()),
+        lambda: fast(by_merges()),
+        lambda: fast(by_scores()),
+        lambda: fast(by_pieces()),
+        make_tokenizer,
+    ],
+    ids=["gpt2", "bpe", "unigram", "wordpiece", "wordlevel"],
+)
+def test_a_tokenizer_stays_the_same_over_save_and_load(
+    make: Callable[[], PreTrainedTokenizerFast], tmp_path: Path
+) -> None:
+    tokenizer = make()
+    made = tokenizer_identity(tokenizer)
+    for name in ("once", "twice"):
+        tokenizer.save_pretrained(tmp_path / name)
+        tokenizer = AutoTokenizer.from_pretrained(tmp_path / name)
+        assert tokenizer_identity(tokenizer) == made, name
+
+
+def test_how_a_release_writes_a_tokenizer_down_makes_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Merges as "a b", and what is not set as null, as "", as false or not at all."""
+    tokenizer = fast(by_merges())
+    facts = json.loads(tokenizer.backend_tokenizer.to_str())
+    model = facts["model"]
+    assert model["merges"][0] == ["l", "o"] and model["byte_fallback"] is False
+    made = tokenizer_identity(tokenizer)
+    model["merges"] = [" ".join(merge) for merge in model["merges"]]
+    model |= {"continuing_subword_prefix": "", "end_of_word_suffix": "", "unk_token": ""}
+    del model["byte_fallback"], model["ignore_merges"], model["dropout"]
+
+    class Older:
+        def to_str(self) -> str:
+            return json.dumps(facts)
+
+    monkeypatch.setattr(type(tokenizer), "backend_tokenizer", Older())
+    assert tokenizer_identity(tokenizer) == made
+
+
+def swap_ids(facts: dict[str, Any]) -> None:
+    words = facts["model"]["vocab"]
+    words["x"], words["y"] = words["y"], words["x"]
+
+
+@pytest.mark.parametrize(
+    ("core", "change"),
+    [
+        (by_merges(), swap_ids),
+        (by_merges(), lambda facts: facts["model"]["merges"].reverse()),
+        (by_merges(), lambda facts: facts["model"]["merges"].pop()),
+        (by_merges(), lambda facts: facts["model"].update(byte_fallback=True)),
+        (by_merges(), lambda facts: facts.update(normalizer={"type": "NFC"})),
+        (by_merges(), lambda facts: facts["pre_tokenizer"].update(add_prefix_space=True)),
+        (by_merges(), lambda facts: facts["pre_tokenizer"].update(use_regex=False)),
+        (by_merges(), lambda facts: facts["added_tokens"][0].update(special=False)),
+        (by_scores(), lambda facts: facts["model"]["vocab"][3].__setitem__(1, -3.0)),
+        (by_scores(), lambda facts: facts.update(normalizer=None)),
+        (by_pieces(), lambda facts: facts["model"].update(continuing_subword_prefix="#")),
+        (by_pieces(), lambda facts: facts["normalizer"].update(lowercase=False)),
+    ],
+    ids=[
+        "ids", "order of merges", "a merge less", "bytes", "normalizer", "space", "splitting",
+        "control", "score", "no normalizer", "prefix", "case",
+    ],
+)  # fmt: skip
+def test_a_tokenizer_that_reads_text_otherwise_is_another(
+    core: Tokenizer, change: Callable[[dict[str, Any]], object]
+) -> None:
+    assert tokenizer_identity(fast(changed(core, change))) != tokenizer_identity(fast(core))
+
+
+def test_a_control_token_more_or_another_makes_another_tokenizer() -> None:
+    found = {tokenizer_identity(fast(by_merges()))}
+    for word in ("<|a|>", "<|b|>"):
+        core = by_merges()
+        core.add_special_tokens([AddedToken(word, special=True)])
+        found.add(tokenizer_identity(fast(core)))
+    assert len(found) == 3
+
+
+def test_false_is_not_null_where_they_differ() -> None:
+    """A BERT normalizer that lowers case strips accents too, unless it is told not to."""
+    told, silent = fast(by_pieces(strip_accents=False)), fast(by_pieces(strip_accents=None))
+    assert told.backend_tokenizer.normalizer.normalize_str("\u00c1") == "\u00e1"
+    assert silent.backend_tokenizer.normalizer.normalize_str("\u00c1") == "a"
+    assert tokenizer_identity(told) != tokenizer_identity(silent)
 
 
 def test_loading_twice_gives_the_same_hash(tiny_model: Path, tmp_path: Path) -> None:

@@ -543,9 +543,16 @@ def test_aliases_that_multiply_are_refused_before_they_are_laid_out(tmp_path: Pa
     laughs = ["a: &a [x, x, x, x, x, x, x, x, x]"]
     laughs += [f"{b}: &{b} [{', '.join(['*' + a] * 9)}]" for a, b in pairwise("abcdefghi")]
     message = refused(write(tmp_path / "r.yaml", "\n".join(laughs)))
-    assert "its anchors and aliases stand for more than 100000 values" in message
+    assert "more than 100,000 values, an alias counted as all that its anchor stands for" in message
     few = parse("a: &a [1, 2]\nb: *a\nc: {<<: {d: *a}}", where="here")
     assert few == {"a": [1, 2], "b": [1, 2], "c": {"d": [1, 2]}}
+
+
+def test_a_list_too_long_for_a_recipe_is_not_put_down_to_aliases(tmp_path: Path) -> None:
+    """A mapping, its key and its list are three values more than the items."""
+    assert len(parse(f"a: [{'x,' * 99_997}]", where="here")["a"]) == 99_997
+    message = refused(write(tmp_path / "r.yaml", f"a: [{'x,' * 99_998}]"))
+    assert "r.yaml: it holds more than 100,000 values" in message
 
 
 @pytest.mark.parametrize(("text", "what"), [("a\0b", "NUL"), ("a\ud800", "half of a surrogate")])
