@@ -16,7 +16,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +28,7 @@ from surefoot.run.files import (
     fsync_directory,
     json_line,
     parse_line,
+    valid_text,
 )
 
 _log = logging.getLogger(__name__)
@@ -321,27 +321,31 @@ def _mended(path: Path, mend: Callable[[Path], int]) -> int:
 
 def _put_aside(path: Path, names: Collection[str]) -> dict[str, list[bytes]]:
     """The lines that an earlier process put aside, by file; nothing where there is no such file."""
-    reason = "is not the JSON that a run writes"
+    reason = "is not what a run puts there"
     try:
         raw = json.loads(path.read_bytes())
-        lines = {name: [line.encode() for line in told] for name, told in raw.items()}
-        if lines.keys() <= set(names) and all(map(_is_row, chain.from_iterable(lines.values()))):
-            return lines
     except FileNotFoundError:
         return {}
     except OSError as error:
-        reason = f"cannot be read ({error.strerror})"
-    except (ValueError, RecursionError, AttributeError, TypeError):
-        pass
+        raw, reason = None, f"cannot be read ({error.strerror})"
+    except (ValueError, RecursionError):
+        raw = None
+    if isinstance(raw, dict) and all(
+        name in names and isinstance(lines, list) and all(map(_is_row, lines))
+        for name, lines in raw.items()
+    ):
+        return {name: [line.encode() for line in lines] for name, lines in raw.items()}
     raise RunDirectoryError(
         f"{path} {reason}; it holds rows from before the newest checkpoint that the disk refused. "
         "Restore a copy, or move it elsewhere, and its rows are lost"
     )
 
 
-def _is_row(line: bytes) -> bool:
-    row = parse_line(line)
-    return row is not None and "step" in row and line.count(b"\n") == 1
+def _is_row(line: object) -> bool:
+    if not isinstance(line, str) or valid_text(line) != line or line.count("\n") != 1:
+        return False
+    row = parse_line(line.encode())
+    return row is not None and "step" in row
 
 
 def _cut(path: Path, last_step: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
+import io
 import json
 import math
 import os
@@ -319,6 +322,59 @@ def test_a_damaged_checkpoint_is_named_moved_and_passed_over(
     assert _names(directory) == ["step_000001", "step_000002.corrupt"]
     _save(directory, 2)
     _assert_whole(load_latest(directory), 2)
+
+
+@pytest.mark.fault(7)
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EACCES])
+@pytest.mark.parametrize("place", ["", "MANIFEST.json", "state.json", "policy.safetensors"])
+def test_a_checkpoint_that_cannot_be_read_now_is_not_taken_for_a_damaged_one(
+    directory: RunDirectory, place: str, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _save(directory, 1, keep=3)
+    wanted = _save(directory, 2, keep=3) / place
+    _flip(_save(directory, 3, keep=3) / "state.json", 3)
+    before = _names(directory)
+
+    def refusing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def asked(path: Any, *arguments: Any, **options: Any) -> Any:
+            if not isinstance(path, int) and Path(path) == wanted:
+                raise OSError(number, os.strerror(number), str(path))
+            return function(path, *arguments, **options)
+
+        return asked
+
+    with monkeypatch.context() as patch:
+        for module, name in ((builtins, "open"), (io, "open"), (os, "listdir"), (os, "scandir")):
+            patch.setattr(module, name, refusing(getattr(module, name)))
+        for _ in range(2):
+            with pytest.raises(CheckpointError) as caught:
+                load_latest(directory)
+            for word in (f"{wanted} cannot be read", os.strerror(number), "nothing was changed"):
+                assert word in str(caught.value)
+        assert _names(directory) == before
+        with pytest.raises(CheckpointError, match=r"cannot be read .*send the same command again"):
+            load_step(directory, 2)
+    _assert_whole(load_latest(directory), 2)
+    assert _names(directory) == ["step_000001", "step_000002", "step_000003.corrupt"]
+
+
+@pytest.mark.fault(7)
+def test_a_size_that_cannot_be_asked_now_is_no_damage(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = _save(directory, 1) / "policy.safetensors"
+    real = Path.stat
+
+    def stat(path: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        if path == file:
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+        return real(path, follow_symlinks=follow_symlinks)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "stat", stat)
+        with pytest.raises(CheckpointError, match=r"policy\.safetensors cannot be read .*Stale"):
+            load_latest(directory)
+    assert _names(directory) == ["step_000001"]
 
 
 @pytest.mark.fault(7)

@@ -336,7 +336,7 @@ def test_a_run_on_a_full_disk_is_refused_until_there_is_room(
     disk.leave(0)
     refused = train(recipe)
     assert refused.returncode == EXIT_REFUSED, refused.stderr
-    assert "No space left on device" in refused.stderr and "Free space" in refused.stderr
+    assert "No space left on device" in refused.stderr and "make room" in refused.stderr
     assert newest(run) == 4
     disk.leave(300 << 20)
     assert train(recipe).returncode == 0

@@ -113,8 +113,8 @@ def test_a_step_without_coefficients_touches_no_weight_and_no_moment(
 
     bench.engine.load = watch  # type: ignore[method-assign]
     bench.run()
-    # Loaded when the run begins and before each step.
-    (_, first, second, third) = seen
+    # Loaded before each step.
+    first, second, third = seen
     assert not equal(first[0], second[0]) and second[1]
     assert equal(second[0], third[0]) and equal(second[1], third[1])
     counts = [row["optimizer_steps"] for row in bench.metrics()]

@@ -12,6 +12,7 @@ from support.hand import apart
 from support.tiny import make_model
 
 from surefoot.data import Label, Pair
+from surefoot.errors import Interrupted
 from surefoot.learner.answers import Answers, answer_passes
 from surefoot.learner.batch import Packing
 from surefoot.learner.critic import ValueModel, value_backbone
@@ -174,6 +175,30 @@ def test_a_damaged_file_of_scores_is_asked_again(tmp_path: Path) -> None:
         row, scorer, [pairs()], packing, identity={}, interrupt=never, folder=tmp_path
     )
     assert torch.equal(first.of(pairs()), again.of(pairs()))
+
+
+def test_a_full_cache_does_not_hide_why_the_asking_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row, scorer = row_of("dpo"), scorer_of()
+
+    def full(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    def interrupt() -> None:
+        raise Interrupted("asked to stop")
+
+    monkeypatch.setattr("surefoot.loops.reference.atomic_write_bytes", full)
+    with pytest.raises(Interrupted, match="asked to stop"):
+        reference_scores(
+            row,
+            scorer,
+            [pairs()],
+            packing_of(scorer),
+            identity={},
+            interrupt=interrupt,
+            folder=tmp_path,
+        )
 
 
 def test_an_interrupted_asking_goes_on_where_it_was(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import resource
 import subprocess
 import sys
@@ -279,6 +281,76 @@ def test_no_checkpoint_is_due_without_the_rows_before_it(
     with pytest.raises(OSError, match="No space left"):
         ledger.secure()
     assert ledger.waiting == 1
+
+
+@pytest.mark.fault(5, 6)
+def test_rows_put_aside_stay_there_until_their_files_are_synced(
+    directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = Ledger(directory, resume_step=None)
+    aside = directory.path / "waiting.json"
+    directory.metrics.mkdir()
+    ledger.step(1, {"loss": 0.5})
+    ledger.secure()
+    directory.metrics.rmdir()
+    put = aside.read_bytes()
+    real = os.fsync
+
+    def refuse(handle: int) -> None:
+        if os.readlink(f"/proc/self/fd/{handle}") == str(directory.metrics):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match="Input/output error"):
+        ledger.secure()
+    assert _steps(directory.metrics) == [1] and ledger.waiting == 0
+    assert aside.read_bytes() == put
+    monkeypatch.setattr(os, "fsync", real)
+    ledger.secure()
+    assert not aside.exists()
+    ledger.close()
+
+
+@pytest.mark.fault(6)
+@pytest.mark.parametrize(
+    "held",
+    [
+        b"",
+        b'{"metrics.jsonl": [',
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b"[]",
+        b'{"metrics.jsonl": null}',
+        b'{"metrics.jsonl": ""}',
+        b'{"metrics.jsonl": [1]}',
+        b'{"other.jsonl": []}',
+        rb'{"metrics.jsonl": ["{\"step\": 1}"]}',
+        rb'{"metrics.jsonl": ["{\"step\":\n1}\n"]}',
+        rb'{"events.jsonl": ["{\"kind\": \"x\"}\n"]}',
+        rb'{"events.jsonl": ["{\"step\": 1, \"kind\": \"\ud800\"}\n"]}',
+    ],
+)
+def test_a_damaged_file_of_rows_put_aside_is_named(directory: RunDirectory, held: bytes) -> None:
+    aside = directory.path / "waiting.json"
+    aside.write_bytes(held)
+    with pytest.raises(RunDirectoryError, match=r"waiting\.json is not what .* its rows are lost"):
+        Ledger(directory, resume_step=3)
+    assert aside.read_bytes() == held
+    aside.rename(directory.path.with_name("elsewhere"))
+    Ledger(directory, resume_step=3).close()
+
+
+@pytest.mark.fault(6)
+def test_a_file_of_rows_put_aside_that_cannot_be_read_is_named(directory: RunDirectory) -> None:
+    aside = directory.path / "waiting.json"
+    aside.mkdir()
+    with pytest.raises(RunDirectoryError, match=r"waiting\.json cannot be read .*Is a directory"):
+        Ledger(directory, resume_step=3)
+    aside.rmdir()
+    aside.symlink_to(aside.name)
+    with pytest.raises(RunDirectoryError, match=r"waiting\.json cannot be read .*symbolic links"):
+        Ledger(directory, resume_step=3)
 
 
 def test_rows_of_a_group() -> None:
