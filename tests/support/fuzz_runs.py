@@ -32,12 +32,15 @@ BASES: Mapping[str, dict[str, Any]] = {
     "reward_model": plain_recipe("reward_model"),
     "chain": chain_recipe("rloo", "grpo"),
 }
+WAITING = "waiting.json"
+_WAITS = "rloo"
+"""The base whose last rows the disk refused."""
 _TABLES = ("metrics.jsonl", "groups.jsonl", "samples.jsonl", "events.jsonl")
 _STEPS = ("step_000001", "step_000002")
 _ONE = (
     *(RECIPE, RECIPE, "environment.json", "environment.json", *_TABLES, "metrics.jsonl"),
     *("run.lock", "checkpoints", "reference", "tensorboard", "model", "stages", "report.html"),
-    *("critic.json", "judge.json", "foreign.bin", "curve.png", "warmup"),
+    *("critic.json", "judge.json", "foreign.bin", "curve.png", "warmup", WAITING, WAITING),
     *(f"checkpoints/{step}" for step in _STEPS),
     *(
         f"checkpoints/{step}/{name}"
@@ -53,7 +56,7 @@ _CHAIN = (
     *("stages/01_s0", "stages/02_s1", "stages/03_s2", "stages/02_s1/model", "stages/01_s0/model"),
     *("stages/01_s0/model/config.json", "stages/01_s0/model/model.safetensors"),
     *("stages/01_s0/model/tokenizer.json", "stages/02_s1/model/tokenizer_config.json"),
-    *(f"stages/02_s1/{name}" for name in _ONE[:12]),
+    *(f"stages/02_s1/{name}" for name in (*_ONE[:12], WAITING)),
 )
 
 
@@ -74,7 +77,19 @@ def prepare(home: Path, model: Path, names: tuple[str, ...] = tuple(BASES)) -> d
         assert child.returncode == 0, err
         for name_ in (child.out, child.err, folder / "model"):
             name_.unlink()
+    if _WAITS in made:
+        _put_aside(made[_WAITS] / RUN)
     return made
+
+
+def _put_aside(run: Path) -> None:
+    """The last row of each table, as a disk that fills before the last checkpoint leaves them."""
+    aside = {}
+    for name in _TABLES:
+        *lines, last = (run / name).read_bytes().splitlines(keepends=True)
+        (run / name).write_bytes(b"".join(lines))
+        aside[name] = [last.decode()]
+    (run / WAITING).write_text(json.dumps(aside), encoding="utf-8")
 
 
 def apply(edit: Edit, run: Path) -> None:

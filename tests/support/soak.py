@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import yaml
+from scipy.stats import theilslopes
 
 from support.runs import descendants, kill, make_recipe, start
 from support.tiny import write_rows
@@ -276,7 +277,7 @@ def last_step(run: Path) -> int | None:
 
 @dataclass
 class Memory:
-    """Resident megabytes at each step that was seen: the training process, and its nursery."""
+    """Own resident megabytes at each step that was seen: the training process, and its nursery."""
 
     steps: list[int] = field(default_factory=list)
     training: list[float] = field(default_factory=list)
@@ -285,11 +286,14 @@ class Memory:
     """The largest of the reward workers (how many there are says nothing of a leak), or NaN."""
 
     def slope(self, megabytes: list[float]) -> float:
-        """Megabytes per 100 steps after the warm-up, by least squares."""
+        """Megabytes per 100 steps after the warm-up: the median slope of all pairs of places.
+
+        A leak raises every pair; a single jump, such as a library's buffer, raises few of them.
+        """
         step_N, value_N = np.array(self.steps, float), np.array(megabytes)
         late_N = (step_N > WARM_UP) & np.isfinite(value_N)
         assert late_N.sum() >= 20
-        return float(100 * np.polyfit(step_N[late_N], value_N[late_N], 1)[0])
+        return float(100 * theilslopes(value_N[late_N], step_N[late_N]).slope)
 
 
 def watch(recipe: Path) -> tuple[Memory, Child]:
@@ -313,8 +317,9 @@ def watch(recipe: Path) -> tuple[Memory, Child]:
 
 
 def _resident(pid: int) -> float | None:
+    """Of its own: pages of libraries are mapped when they are first touched, which is no growth."""
     try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+        return int(status.partition("RssAnon:")[2].split()[0]) / 2**10
     except (OSError, IndexError):
         return None
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20

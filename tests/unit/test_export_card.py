@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,7 +19,7 @@ from transformers import GenerationConfig, PreTrainedModel
 import surefoot
 from surefoot.errors import ModelError
 from surefoot.loops.runs import export
-from surefoot.models import adapter, wrap_model
+from surefoot.models import adapter, save_directory, wrap_model
 from surefoot.models import export as files
 from surefoot.models.card import Card, render
 from surefoot.models.template import PromptTemplate
@@ -159,6 +162,80 @@ def test_a_directory_that_says_otherwise_leaves_nothing_behind(
     with pytest.raises(ModelError, match=r"export: the directory, loaded by plain transformers"):
         export(full if kind == "full" else thin, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+# Disks that refuse.
+
+
+def save_kind(kind: str, destination: Path) -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    if kind == "object":
+        template = PromptTemplate(tokenizer, template="auto", max_context=512)
+        save_directory(wrap_model(model, template, source="tiny"), destination)
+    elif kind == "model":
+        files.save_whole(model, tokenizer, destination)
+    else:
+        with files.appearing(destination) as folder:
+            tokenizer.save_pretrained(folder)
+
+
+@pytest.mark.fault(5)
+@pytest.mark.parametrize("kind", ["object", "model", "tokenizer"])
+def test_a_disk_that_fills_below_an_export_is_named(kind: str, tmp_path: Path) -> None:
+    """The weights are refused in safetensors' words, the tokenizer in those of tokenizers."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if hard != resource.RLIM_INFINITY:
+        pytest.skip("this machine limits file sizes itself")
+    words = r"'.*/out' cannot be written \(File too large\); name another directory, or make room"
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(ModelError, match=words):
+            save_kind(kind, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(tmp_path.iterdir()) == []
+    save_kind(kind, tmp_path / "out")
+
+
+@pytest.mark.fault(5)
+def test_a_full_disk_below_the_card_is_named(tmp_path: Path) -> None:
+    def finish(folder: Path) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder / "README.md"))
+
+    with pytest.raises(ModelError, match=r"cannot be written \(No space left on device\)"):
+        files.save_whole(make_model(), make_tokenizer(), tmp_path / "out", finish=finish)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError("no file named model.safetensors in directory out"),
+        OSError(errno.ENOENT, os.strerror(errno.ENOENT), "tokenizer.json"),
+        ModelError("export: the directory says (os error 28)"),
+        RuntimeError("mismatch"),
+    ],
+)
+def test_what_no_disk_said_is_not_called_a_disk_that_refuses(
+    error: Exception, tmp_path: Path
+) -> None:
+    with pytest.raises(type(error)) as caught, files.appearing(tmp_path / "out"):
+        raise error
+    assert caught.value is error
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_place_that_cannot_be_made_or_taken_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("keep")
+    with pytest.raises(ModelError, match=r"cannot be written .*(Not a directory|File exists)"):
+        save_kind("model", tmp_path / "file" / "out")
+    with (
+        pytest.raises(ModelError, match=r"cannot be written .*Not a directory"),
+        files.appearing(tmp_path / "late") as folder,
+    ):
+        (folder / "config.json").write_text("{}")
+        (tmp_path / "late").write_text("another process was here")
+    assert {entry.name for entry in tmp_path.iterdir()} == {"file", "late"}
 
 
 def asked(folder: Path, model: PreTrainedModel, answer: list[int]) -> str:

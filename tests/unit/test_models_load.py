@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.machinery
 import importlib.util
 import json
-import resource
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -479,38 +478,6 @@ def test_an_export_never_overwrites(tiny_model: Path, tmp_path: Path) -> None:
     assert (made / "model.safetensors").is_file()
     left = {entry.name for entry in tmp_path.iterdir()}
     assert left == {"occupied", "file", "bare"}, "a staging directory was left behind"
-
-
-@pytest.mark.fault(5)
-def test_an_export_onto_a_full_disk_says_so_and_leaves_nothing(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    """safetensors tells of a refused write in an error of its own, in words."""
-    if resource.getrlimit(resource.RLIMIT_FSIZE)[1] != resource.RLIM_INFINITY:
-        pytest.skip("this machine limits file sizes itself")
-    loaded = load_model(recipe(tiny_model))
-    weights = dict(loaded.model.named_parameters())
-    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, resource.RLIM_INFINITY))
-    try:
-        with pytest.raises(ModelError, match=r"model' cannot be written \(File too large\)"):
-            export_directory(loaded, weights, tmp_path / "out" / "model")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    assert list((tmp_path / "out").iterdir()) == []
-
-
-def test_what_transformers_cannot_read_is_not_blamed_on_the_disk(
-    tiny_model: Path, tmp_path: Path
-) -> None:
-    loaded = load_model(recipe(tiny_model))
-    weights = dict(loaded.model.named_parameters())
-
-    def finish(folder: Path) -> None:
-        raise OSError("no file named config.json in the directory")
-
-    with pytest.raises(OSError, match="no file named"):
-        export_directory(loaded, weights, tmp_path / "out", finish=finish)
-    assert not (tmp_path / "out").exists()
 
 
 def test_an_export_of_foreign_weights_names_the_parameter(tiny_model: Path, tmp_path: Path) -> None:
