@@ -293,7 +293,7 @@ def test_the_grace_time_ends_a_computation_and_no_saving(saving: bool) -> None:
             if not saving:
                 stopper.computing()
             os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(5.0)
+            time.sleep(2.0)
         os._exit(7)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code == (7 if saving else EXIT_INTERRUPTED)
