@@ -150,6 +150,11 @@ class OnlineLoop(StepLoop[Evaluated]):
         if spent is not None:
             row["cost/total"] = self.progress.cost = self._paid_before + spent
 
+    def _spent(self) -> bool:
+        known = self.progress.cost
+        self._count_cost({})
+        return self.progress.cost != known
+
     def _state(self) -> dict[str, Any]:
         budget = self.learner.packing.budget
         asked = self.parts.recipe.optim.tokens_per_microbatch

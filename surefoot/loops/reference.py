@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import safetensors.torch
@@ -111,7 +112,8 @@ def reference_scores(
     for i, batch in enumerate(left):
         try:
             interrupt()
-            packing = _asked_in_pieces(row, scorer, batch, packing, others, scores, other)
+            ask = partial(_ask, row, scorer, batch, others, scores, other)
+            packing = _in_pieces(ask, packing)
         except BaseException:
             # It only keeps work, so a full disk must not take the place of the reason to end.
             with contextlib.suppress(OSError):
@@ -128,19 +130,11 @@ def reference_scores(
     )
 
 
-def _asked_in_pieces(
-    row: Preference,
-    scorer: Scorer,
-    batch: Sequence[Compared],
-    packing: Packing,
-    others: Mapping[str, tuple[int, ...]],
-    scores: dict[str, tuple[float, ...]],
-    other: dict[str, float],
-) -> Packing:
-    """Ask of a batch; after running out of memory in smaller pieces, which later ones take too."""
+def _in_pieces(ask: Callable[[Packing], None], packing: Packing) -> Packing:
+    """Ask; after running out of memory in smaller pieces, which later batches take too."""
     while True:
         try:
-            _ask(row, scorer, batch, packing, others, scores, other)
+            ask(packing)
             return packing
         except (MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
@@ -159,10 +153,10 @@ def _ask(
     row: Preference,
     scorer: Scorer,
     batch: Sequence[Compared],
-    packing: Packing,
     others: Mapping[str, tuple[int, ...]],
     scores: dict[str, tuple[float, ...]],
     other: dict[str, float],
+    packing: Packing,
 ) -> None:
     """Add the scores of a batch; an example that has one keeps it."""
     own = [answers(example) for example in batch]

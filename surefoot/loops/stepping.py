@@ -102,8 +102,8 @@ class StepLoop(ABC, Generic[L]):
         except Stop:
             # Nothing has been trained yet: the step is redone whole when the run resumes.
             self._go_back(before, place)
-            # What it has cost was paid.
-            self.saver.current = False
+            if self._spent():
+                self.saver.current = False
             raise
         self.progress.step = step
         done.row["time/step"] = seconds = time.perf_counter() - began
@@ -176,6 +176,10 @@ class StepLoop(ABC, Generic[L]):
             quarantined=[*progress.quarantined],
             warm_trail=[*progress.warm_trail],
         )
+
+    def _spent(self) -> bool:
+        """Whether an abandoned step was paid for, which the newest checkpoint does not know."""
+        return False
 
     def _state(self) -> dict[str, Any]:
         """The run's memory as JSON."""

@@ -133,21 +133,27 @@ def test_one_refused_checkpoint_costs_one_interval(
     assert_same_run(run, finished)
 
 
+def given_up(recipe: Path, step: int) -> str:
+    """What a run says that stops because no checkpoint can be written from a step on."""
+    hold(recipe, step)
+    child = start(recipe)
+    try:
+        reach(recipe, step, child)
+        limit_file_size(child, BELOW_A_CHECKPOINT)
+        release(recipe, step)
+        _, said = child.communicate(timeout=120)
+    finally:
+        kill(child)
+    assert child.returncode == EXIT_FINDING, said
+    return said
+
+
 @pytest.mark.fault(5)
 def test_two_in_a_row_stop_the_run_and_the_same_command_finishes_it(
     finished: Path, tiny_model: Path, tmp_path: Path
 ) -> None:
     recipe, run = make(tmp_path, tiny_model), tmp_path / "run"
-    hold(recipe, 4)
-    child = start(recipe)
-    try:
-        reach(recipe, 4, child)
-        limit_file_size(child, BELOW_A_CHECKPOINT)
-        release(recipe, 4)
-        _, said = child.communicate(timeout=120)
-    finally:
-        kill(child)
-    assert child.returncode == EXIT_FINDING, said
+    said = given_up(recipe, 4)
     last = said.splitlines()[-1]
     assert "stopped at step 6" in last and "Free space" in last and "of step 2" in last
     assert newest(run) == 2
@@ -167,16 +173,7 @@ def test_the_last_checkpoint_must_succeed(
     """With earlier ones or none: what was trained must not be called done without its weights."""
     every = 0 if first else 4
     recipe, run = make(tmp_path, tiny_model, run__checkpoint_every=every), tmp_path / "run"
-    hold(recipe, 9)
-    child = start(recipe)
-    try:
-        reach(recipe, 9, child)
-        limit_file_size(child, BELOW_A_CHECKPOINT)
-        release(recipe, 9)
-        _, said = child.communicate(timeout=120)
-    finally:
-        kill(child)
-    assert child.returncode == EXIT_FINDING, said
+    said = given_up(recipe, 9)
     assert ("there is none" if first else "of step 8") in said.splitlines()[-1]
     done = train(recipe)
     assert done.returncode == 0, done.stderr

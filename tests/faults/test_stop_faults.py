@@ -6,7 +6,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,11 @@ from support.tiny import TEMPLATE, make_tokenizer, save_tiny, write_rows
 from surefoot.errors import EXIT_INTERRUPTED, Interrupted
 from surefoot.learner.scorer import Scorer
 from surefoot.loops import entry
+from surefoot.loops.preference import PreferenceTask
 from surefoot.loops.signals import Stopper
 from surefoot.rollout import LocalEngine
+from surefoot.run.checkpoint import load_latest
+from surefoot.run.directory import RunDirectory
 from surefoot.run.read import read_events
 
 GRPO = {"name": "grpo", "epochs": 2, "minibatches": 2}
@@ -45,6 +49,21 @@ class Once:
             os.kill(os.getpid(), signal.SIGTERM)
             return True
         return False
+
+
+@contextmanager
+def cut_off_in_second_look() -> Iterator[None]:
+    """A SIGTERM in the second evaluation on given data, without any patience."""
+    look, due = PreferenceTask.look, Once(2)
+
+    def signals(task: PreferenceTask, step: int) -> Any:
+        due()
+        return look(task, step)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PreferenceTask, "look", signals)
+        patch.setattr("surefoot.loops.signals._PATIENCE", 0.0)
+        yield
 
 
 # -- signals ---------------------------------------------------------------------------------------
@@ -200,30 +219,59 @@ def test_an_evaluation_is_finished_within_half_the_grace_time_or_owed(
 
 @pytest.mark.fault(4)
 def test_an_owed_evaluation_of_the_last_step_is_not_forgotten(
-    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_model: Path, tmp_path: Path
 ) -> None:
     """By its step the run is complete; its last row is not there."""
     pairs = {"method": {"name": "dpo"}, "rows": "pairs", "run__steps": 4}
     whole = make_offline_recipe(tmp_path / "whole", tiny_model, **pairs)
     entry.train(whole)
     stopped = make_offline_recipe(tmp_path / "stopped", tiny_model, **pairs)
-    from surefoot.loops.preference import PreferenceTask
-
-    look, due = PreferenceTask.look, Once(2)
-
-    def signals_in_evaluation(task: PreferenceTask, step: int) -> Any:
-        due()
-        return look(task, step)
-
-    monkeypatch.setattr(PreferenceTask, "look", signals_in_evaluation)
-    monkeypatch.setattr("surefoot.loops.signals._PATIENCE", 0.0)
-    with pytest.raises(Interrupted):
+    with cut_off_in_second_look(), pytest.raises(Interrupted):
         entry.train(stopped)
     run = tmp_path / "stopped" / "run"
     assert (saved_steps(run)[-1], steps_of(run)) == (4, [0, 1, 2, 3])
-    monkeypatch.undo()
     entry.train(stopped)
     assert_same_run(run, tmp_path / "whole" / "run")
+
+
+@pytest.mark.fault(4)
+def test_what_an_abandoned_step_cost_is_not_forgotten(
+    tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The newest checkpoint is of the step before, and knows only what that one had cost."""
+    recipe = make_recipe(tmp_path, tiny_model, method={"name": "rloo"}, run__eval_every=0)
+    price = ["reward.0.price=0.01"]
+    entry.train(recipe, ["run.steps=2", *price])
+    directory = RunDirectory(tmp_path / "run")
+
+    def cost() -> float:
+        found = load_latest(directory)
+        assert found is not None and found.step == 2
+        return float(found.state["cost"])
+
+    assert cost() == pytest.approx(2 * 8 * 0.01)
+    forward, due = Scorer.forward, Once(1)
+
+    def signals(scorer: Scorer, part: Any) -> Any:
+        import torch
+
+        if torch.is_grad_enabled() and saved_steps(directory.path) == [2] and scoring:
+            due()
+        return forward(scorer, part)
+
+    scoring: list[int] = []
+    sample = LocalEngine.sample
+
+    def sampled(engine: LocalEngine, *args: Any, **named: Any) -> Any:
+        scoring.append(1)
+        return sample(engine, *args, **named)
+
+    monkeypatch.setattr(LocalEngine, "sample", sampled)
+    monkeypatch.setattr(Scorer, "forward", signals)
+    monkeypatch.setattr("surefoot.loops.signals._PATIENCE", 0.0)
+    with pytest.raises(Interrupted):
+        entry.train(recipe, ["run.steps=3", *price])
+    assert cost() == pytest.approx(3 * 8 * 0.01)
 
 
 @pytest.mark.fault(4)
@@ -262,19 +310,8 @@ def test_an_owed_last_row_completes_the_run(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recipe = make_offline_recipe(tmp_path, tiny_model, method={"name": "dpo"}, rows="pairs")
-    from surefoot.loops.preference import PreferenceTask
-
-    look, due = PreferenceTask.look, Once(2)
-
-    def signals_in_evaluation(task: PreferenceTask, step: int) -> Any:
-        due()
-        return look(task, step)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(PreferenceTask, "look", signals_in_evaluation)
-        patch.setattr("surefoot.loops.signals._PATIENCE", 0.0)
-        with pytest.raises(Interrupted):
-            entry.train(recipe, ["run.steps=3", "run.eval_every=3"])
+    with cut_off_in_second_look(), pytest.raises(Interrupted):
+        entry.train(recipe, ["run.steps=3", "run.eval_every=3"])
     for told in (False, True):
         capsys.readouterr()
         entry.train(recipe, ["run.steps=3", "run.eval_every=3"])
